@@ -35,7 +35,7 @@ def main() -> None:
 
 
 def age(page: str, parts: tuple[str, ...]) -> str:
-    """Say how many commits have changed what a page covers since the commit that it names."""
+    """Return how many commits have changed what a page covers since the commit that it names."""
     named = re.search(r"\b[0-9a-f]{40}\b", (ROOT / page).read_text("utf-8"))
     commit = named.group() if named is not None and git("cat-file", "-t", named.group()) == "commit" else ""
     # A page that names no commit, or one that a rebase has removed, is as old as its own last change.
@@ -49,7 +49,7 @@ def age(page: str, parts: tuple[str, ...]) -> str:
 
 
 def git(*words: str) -> str:
-    """Return what git prints; nothing if it fails."""
+    """Return the output of git; nothing if it fails."""
     done = subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, text=True, check=False)
     return done.stdout.strip() if done.returncode == 0 else ""
 

@@ -1,4 +1,4 @@
-"""Reads pytest reports in JUnit XML and fails where a test was skipped, and where one of them tells of no test."""
+"""Reads pytest reports in JUnit XML and fails if a test was skipped, or if no test ran in one of them."""
 
 import sys
 from pathlib import Path

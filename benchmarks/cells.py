@@ -1,4 +1,4 @@
-"""What is measured. One round takes each cell once, the columns of a row right after one another."""
+"""The measurements. One round makes each of them once, the columns of a row right after one another."""
 
 import asyncio
 import random
@@ -21,7 +21,7 @@ Column = Literal["memory", "sqlite", "sqlite_floor", "redis", "redis_floor", "po
 
 CALLERS = 50
 TRIP = 256
-"""How many calls one `enqueue_many` takes here; as many operations as SQLite commits at once."""
+"""How many calls one `enqueue_many` has here; as many operations as SQLite commits at once."""
 
 
 BURST = 1_000
@@ -30,11 +30,11 @@ BEATING, BEATS = 10_000, 30.0
 """How many active jobs' heartbeats are measured, and for how many seconds."""
 
 FRESH, TURNS = 3, 6
-"""Beside a storage in steady state so many fresh ones are measured, each so many times."""
+"""How many fresh storages are measured in comparison with one in steady state, and how often each."""
 
 
 class Sample(Struct, frozen=True):
-    """What one round found for one place in the table: one figure, or one for each job."""
+    """The result of one round for one place in the table: one figure, or one for each job."""
 
     row: str
     column: Column
@@ -42,7 +42,7 @@ class Sample(Struct, frozen=True):
 
 
 class Places(Struct, frozen=True):
-    """Where a round puts what it measures: an empty folder for files, and the servers that there are."""
+    """Where a round stores its jobs: an empty folder for files, and the available servers."""
 
     folder: Path
     server: str | None = None
@@ -129,7 +129,7 @@ async def _drain_there(url: str, concurrency: int, jobs: int) -> Drained:
 
 
 async def _steadily(places: Places) -> AsyncGenerator[Sample]:
-    """Measure a storage that keeps as many completed jobs as it may, and so forgets one for each, beside fresh ones."""
+    """Measure a storage that keeps its maximum of completed jobs, so that each new one deletes one, and fresh ones."""
     fresh = [places.shared(f"fresh-{number}") for number in range(FRESH)]
     for column, full in places.shared("steady").items():
         order = Steady(full, [urls[column] for urls in fresh], 100, BURST, TURNS)
@@ -141,7 +141,7 @@ async def _steadily(places: Places) -> AsyncGenerator[Sample]:
 
 
 async def _loaded(places: Places) -> AsyncGenerator[Sample]:
-    """Measure no-op jobs beside runs that report their progress, and with their log records, each against without."""
+    """Measure no-op jobs with and without runs that report their progress, and with and without their log records."""
     for column, url in places.every("reporting").items():
         async with started(Report(url, REPORTERS, REPORTING_BURST, TURNS)) as child:
             yield Sample("reporting", column, [_share(await child.answer(list[Pair]))])
@@ -157,10 +157,10 @@ def _share(pairs: list[Pair]) -> float:
 async def _waiting(places: Places) -> AsyncGenerator[Sample]:
     for column, url in places.every("wait_here").items():
         yield Sample("wait_here", column, await _wait_here(url, 200))
-    # Enqueue and claim are a commit, or a trip, each, one after the other.
+    # Enqueue and claim are a commit, or a round trip, each, one after the other.
     async for floor in _floors(places, "wait_here", jobs=400, batch=1):
         yield Sample("wait_here", floor.column, [2000 / floor.values[0]])
-    # So soon after the last job a worker on SQLite still looks often; after half a second as seldom as it ever does.
+    # So soon after the last job a worker on SQLite still polls often; after half a second as rarely as it ever does.
     for row, jobs, rest in (("wait_there", 100, 0.02), ("wait_quiet", 12, 0.5)):
         for column, url in places.shared(row).items():
             yield Sample(row, column, await _wait_there(url, jobs, rest=rest))
@@ -188,7 +188,7 @@ async def _wait_there(url: str, jobs: int, *, rest: float) -> list[float]:
 
 async def _idling(places: Places) -> AsyncGenerator[Sample]:
     urls = places.every("idle")
-    # Each counts its own processor time, so they may be idle together.
+    # Each counts its own processor time, so they may be idle at the same time.
     shares = await asyncio.gather(*map(_idle, urls.values()))
     for column, share in zip(urls, shares, strict=True):
         yield Sample("idle", column, [100 * share])
@@ -200,7 +200,7 @@ async def _idle(url: str) -> float:
 
 
 async def _beating(places: Places) -> AsyncGenerator[Sample]:
-    """Measure what the heartbeats of active jobs cost a PostgreSQL and its client, apart."""
+    """Measure the cost of the heartbeats of active jobs to a PostgreSQL and to its client, separately."""
     server = places.postgres
     if server is None:
         return
@@ -228,7 +228,7 @@ async def _under_snapshot(places: Places) -> AsyncGenerator[Sample]:
 
 
 async def _testing(places: Places) -> AsyncGenerator[Sample]:
-    """Measure the testing kit, which has a storage in memory of its own."""
+    """Measure the testing kit, which has its own storage in memory."""
     work = Work(places.file("never-opened"))
     with JobTester(work.app) as jobs:
         began = time.perf_counter()
@@ -254,7 +254,7 @@ async def _floors(places: Places, row: str, *, jobs: int, batch: int) -> AsyncGe
 
 
 async def _rest(seconds: float) -> None:
-    # A random length, so as not to keep step with anybody's polling.
+    # A random length, so as not to keep step with the polling of a worker.
     await asyncio.sleep(seconds * random.uniform(0.7, 1.3))
 
 

@@ -1,4 +1,4 @@
-"""A worker in a fresh process: ordered by one JSON argument, it answers with lines of JSON."""
+"""A worker in a fresh process: it gets one JSON argument, and answers with lines of JSON."""
 
 import asyncio
 import sys
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class Drain(Struct, frozen=True, tag=True):
-    """Work off the jobs that wait; answers with a `Drained`."""
+    """Complete the waiting jobs; answers with a `Drained`."""
 
     url: str
     concurrency: int
@@ -25,7 +25,7 @@ class Drain(Struct, frozen=True, tag=True):
 
 
 class Steady(Struct, frozen=True, tag=True):
-    """Have a worker of a full storage and one of each fresh one do so many jobs in turn; answers with all `Turn`s."""
+    """Have a worker of a full storage and one of each fresh one complete jobs in turn; answers with all `Turn`s."""
 
     full: str
     fresh: list[str]
@@ -35,21 +35,21 @@ class Steady(Struct, frozen=True, tag=True):
 
 
 class Idle(Struct, frozen=True, tag=True):
-    """Have nothing to do; answers with the share of a core that this took."""
+    """Be idle; answers with the share of a core that this took."""
 
     url: str
     seconds: float
 
 
 class Stamp(Struct, frozen=True, tag=True):
-    """Wait for so many stamped jobs; answers true when it is ready, then with the nanoseconds each of them waited."""
+    """Wait for this many stamped jobs; answers true when it is ready, then with the nanoseconds each of them waited."""
 
     url: str
     jobs: int
 
 
 class Report(Struct, frozen=True, tag=True):
-    """Do jobs beside runs that report their progress in every other turn; answers with all `Pair`s."""
+    """Complete jobs, in every other turn with runs that report their progress; answers with all `Pair`s."""
 
     url: str
     reporters: int
@@ -58,7 +58,7 @@ class Report(Struct, frozen=True, tag=True):
 
 
 class Log(Struct, frozen=True, tag=True):
-    """Do jobs, with their log records made in every other turn; answers with all `Pair`s."""
+    """Complete jobs, in every other turn with their log records; answers with all `Pair`s."""
 
     url: str
     jobs: int
@@ -66,7 +66,7 @@ class Log(Struct, frozen=True, tag=True):
 
 
 class Beat(Struct, frozen=True, tag=True):
-    """Hold so many runs; answers true when all have begun, then with the share of a core that this took."""
+    """Hold this many runs; answers true when all have begun, then with the share of a core that this took."""
 
     url: str
     runs: int
@@ -74,7 +74,7 @@ class Beat(Struct, frozen=True, tag=True):
 
 
 class Load(Struct, frozen=True, tag=True):
-    """Do bursts of so many jobs without a pause; answers after each of these numbers of seconds with jobs a second."""
+    """Complete bursts of this many jobs without a pause; answers after each of these times with jobs a second."""
 
     url: str
     jobs: int
@@ -85,7 +85,7 @@ Order = Beat | Load | Drain | Steady | Idle | Stamp | Report | Log
 
 
 class Child:
-    """A started process, to be listened to."""
+    """A started process whose output is read."""
 
     def __init__(self, lines: asyncio.StreamReader) -> None:
         self._lines = lines
@@ -94,7 +94,7 @@ class Child:
         """Return its next answer.
 
         Raises:
-            RuntimeError: it ended without one.
+                RuntimeError: it ended without one.
         """
         line = await self._lines.readline()
         if not line:
@@ -104,7 +104,7 @@ class Child:
 
 @asynccontextmanager
 async def started(order: Order) -> AsyncGenerator[Child]:
-    """Start a process on an order, and see it off."""
+    """Start a process with an order, and kill it at the end."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
@@ -124,7 +124,7 @@ async def started(order: Order) -> AsyncGenerator[Child]:
 
 
 async def obey(order: Order) -> None:
-    """Do what was ordered."""
+    """Obey the order."""
     match order:
         case Drain():
             work = Work(order.url)

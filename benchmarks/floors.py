@@ -1,4 +1,4 @@
-"""The least that a storage's own engine takes here, without anything of ours: bare INSERTs, bare calls of a script."""
+"""The least time of a storage's own engine here, without any code of ours: bare INSERTs, bare calls of a script."""
 
 import time
 from pathlib import Path
@@ -31,7 +31,7 @@ def inserts_a_second(file: Path, *, rows: int, batch: int) -> float:
 
 
 async def calls_a_second(url: str, *, calls: int, batch: int) -> float:
-    """Return how many calls of an empty script a server of this machine answers in a second, so many in a trip."""
+    """Return how many calls of an empty script a server here answers in a second, this many in a round trip."""
     async with Redis(port=urlsplit(url).port or 6379) as client:
         sha = await client.script_load("return 1")
         began = time.perf_counter()

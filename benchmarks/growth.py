@@ -1,9 +1,9 @@
-"""Measures how the cost of a job grows with what lies around it: `make bench-growth`.
+"""Measures how the cost of a job grows with the other contents of a storage: `make bench-growth`.
 
-Along each axis several places, each a SQLite file or a Redis of its own, hold ever more: jobs that wait, keys or
+Along each axis several places, each a SQLite file or a Redis of its own, hold more and more: waiting jobs, keys or
 tenants among them, queues. Exchanges that settle ten runs and claim ten are made in all of them by turns, then as many
-jobs are enqueued as were settled, so whatever disturbs one place disturbs the others, and none of them shrinks. What
-counts is the processor time of this process and of the server together, for a job. A cost is flat where it stays within
+jobs are enqueued as were settled, so a disturbance of one place disturbs the others, and none of them shrinks. The
+result is the processor time of this process and of the server together, for a job. A cost is flat if it stays within
 1.5 times that of the first place of its axis.
 """
 
@@ -37,7 +37,7 @@ from tenure.storage.urls import locate
 
 ROOM = 10
 BLOCK = 20
-"""So many exchanges are made in one place before it is the next one's turn."""
+"""This many exchanges are made in one place before the next one's turn."""
 
 TRIP = 256
 KEY_LIMIT = 100
@@ -45,14 +45,14 @@ KEY_LIMIT = 100
 
 BOUND = 1.5
 SMALL = 20_000
-"""How many jobs wait along the axes that are not about them."""
+"""How many jobs wait along the axes that do not vary them."""
 
 Medium = Literal["sqlite", "redis"]
 MEDIA: tuple[Medium, ...] = ("redis", "sqlite")
 
 
 class Shape(Struct, frozen=True):
-    """What a place holds; of its queues only the first `filled` hold any of it, or all do."""
+    """The contents of a place; with `filled` only the first queues hold any of it, otherwise all do."""
 
     title: str
     jobs: int = SMALL
@@ -72,7 +72,7 @@ AXES: dict[str, tuple[Shape, ...]] = {
 
 
 class Spent(Struct, frozen=True):
-    """Microseconds for each job of a block: of the worker's processor, of the server's, and on the clock on the wall.
+    """Microseconds for each job of a block: of the worker's processor, of the server's, and by the wall clock.
 
     `enqueued`: of both processors, for each job that was enqueued.
     """
@@ -84,12 +84,12 @@ class Spent(Struct, frozen=True):
 
     @property
     def both(self) -> float:
-        """What a job costs to settle and claim."""
+        """The cost of settling and claiming a job."""
         return self.worker + self.server
 
 
 class Point(Struct, frozen=True):
-    """What was found in a place: medians of the blocks, and how many times the first place of the axis that is.
+    """The result in a place: medians of the blocks, and their ratio to the first place of the axis.
 
     `least`, `most`: of these ratios, block by block.
     """
@@ -108,7 +108,7 @@ class Point(Struct, frozen=True):
 
 
 class Growth(Struct, frozen=True):
-    """What is printed."""
+    """The printed report."""
 
     machine: Machine
     blocks: int
@@ -118,7 +118,7 @@ class Growth(Struct, frozen=True):
 
 
 class Place:
-    """A storage of its own that is filled, and worked off by one owner."""
+    """A separate storage that is filled, and processed by one owner."""
 
     def __init__(self, url: str, shape: Shape, client: Any = None) -> None:
         self.shape = shape
@@ -132,7 +132,7 @@ class Place:
         self._held: tuple[Lease, ...] = ()
 
     async def fill(self) -> None:
-        """Enqueue what is to wait, and claim the first."""
+        """Enqueue the waiting jobs, and claim the first."""
         await self._storage.open()
         filled = self._queues[: self.shape.filled]
         turns = cycle(filled)
@@ -144,7 +144,7 @@ class Place:
             settle_down(self._client)
 
     async def block(self) -> None:
-        """Settle and claim so many times, measure that, and put back as many jobs as are gone."""
+        """Settle and claim this many times, measure that, and enqueue as many jobs as were settled."""
         gone: Counter[str] = Counter()
         began, cpu, served = time.perf_counter(), time.process_time(), self._served()
         for _ in range(BLOCK):
@@ -227,7 +227,7 @@ def _point(axis: str, medium: Medium, place: Place, first: Place) -> Point:
 
 
 async def measured(axes: Sequence[str], media: Sequence[Medium], *, blocks: int, most: int) -> list[Point]:
-    """Return what was found along these axes; `most`: places with more jobs than that are left out."""
+    """Return the results along these axes; `most`: places with more jobs than that are left out."""
     points: list[Point] = []
     for medium in media:
         for axis in axes:
@@ -249,8 +249,8 @@ def _place(medium: Medium, shape: Shape, stack: ExitStack) -> Place:
     return Place(server.url, shape, stack.enter_context(untyped.from_url(server.url)))
 
 
-def told(growth: Growth) -> Iterator[str]:
-    """Yield what was found, line by line."""
+def lines_of(growth: Growth) -> Iterator[str]:
+    """Yield the results, line by line."""
     on = growth.machine
     redis = f"Redis {on.redis}" if on.redis else "no Redis"
     yield f"{on.python}, SQLite {on.sqlite}, {redis}, {on.system}, {on.cores} cores, load {on.load:g} at the start"
@@ -273,7 +273,7 @@ def told(growth: Growth) -> Iterator[str]:
 
 
 def main() -> None:
-    """Measure and print; exit with 1 where a cost is not flat."""
+    """Measure and print; exit with 1 if a cost is not flat."""
     parser = argparse.ArgumentParser(prog="make bench-growth", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("-o", "--output", choices=("table", "json"), default="table")
     parser.add_argument("--axis", action="append", choices=tuple(AXES), help="which axes (all)")
@@ -290,7 +290,7 @@ def main() -> None:
     if args.output == "json":
         print(msgspec.json.format(msgspec.json.encode(growth)).decode())
     else:
-        print("\n".join(told(growth)))
+        print("\n".join(lines_of(growth)))
     raise SystemExit(any(point.times > BOUND for point in points))
 
 

@@ -1,4 +1,4 @@
-"""Measures what an installation costs, ours and others': its size, and the time of an import and of `--help`.
+"""Measures the cost of an installation, ours and others': its size, and the time of an import and of `--help`.
 
     python -m benchmarks.install [--rounds 10] [--write docs/benchmarks/install.md]
 
@@ -25,7 +25,7 @@ HOME = ROOT / ".bench" / "install"
 
 @dataclass
 class Package:
-    """What is installed, and how a program that enqueues and a person at the command line use it."""
+    """The packages that are installed, and how a program and a user at the command line start them."""
 
     wanted: str
     imports: str
@@ -87,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def install(package: Package) -> None:
-    """Make its environment anew, measure its size, and import it once, so that its bytecode is there."""
+    """Create its environment again, measure its size, and import it once, so that its bytecode is there."""
     print(f"installing {package.wanted}", file=sys.stderr)
     shutil.rmtree(package.home, ignore_errors=True)
     call(sys.executable, "-m", "venv", "--without-pip", package.home)

@@ -1,8 +1,8 @@
-"""Measures what jobs parked under concurrency keys cost a claim on SQLite: `python -m benchmarks.parked`.
+"""Measures the cost of jobs parked under concurrency keys to a claim on SQLite: `python -m benchmarks.parked`.
 
-Three files hold as many waiting jobs. In one of them no job has a key; in the others half of them are parked, under
-many keys all of whose slots are taken. Exchanges that settle ten and claim ten are made in all three by turns, so
-whatever disturbs one disturbs the others.
+Three files hold equally many waiting jobs. In one of them no job has a key; in the others half of them are parked,
+under many keys all of whose slots are taken. Exchanges that settle ten and claim ten are made in all three by turns,
+so a disturbance of one disturbs the others.
 """
 
 import argparse
@@ -31,19 +31,19 @@ ROOM = 10
 
 
 class Found(Struct, frozen=True):
-    """Milliseconds of each exchange: without keys, beside parked jobs, with each settling that lets one of them in.
+    """Milliseconds of each exchange: without keys, with parked jobs, and with each settlement releasing one of them.
 
-    `parking`: of the exchanges that first looked at jobs without a slot, and moved them out of the way.
+    `parking`: of the exchanges that first looked at jobs without a slot, and parked them.
     """
 
     unkeyed: list[float]
-    beside: list[float]
+    half_parked: list[float]
     freeing: list[float]
     parking: list[float]
 
 
 class Line:
-    """A queue in a file of its own, worked off by one owner."""
+    """A queue in a separate file, processed by one owner."""
 
     def __init__(self, path: Path) -> None:
         self._storage = SQLiteStorage(path)
@@ -53,12 +53,12 @@ class Line:
         self._held: list[Lease] = []
 
     async def fill(self, jobs: int, *, keys: int = 0) -> None:
-        """Enqueue so many jobs, under so many keys by turns."""
+        """Enqueue this many jobs, under this many keys by turns."""
         for start in range(0, jobs, TRIP):
             await self._storage.enqueue([self._job(n, keys) for n in range(start, min(start + TRIP, jobs))])
 
     async def park(self, jobs: int, *, keys: int) -> list[float]:
-        """Enqueue so many jobs that must wait for slots, and look at them; return how long each look took."""
+        """Enqueue this many jobs that must wait for slots, and look at them; return how long each look took."""
         await self.fill(keys, keys=keys)
         while (await self.claim(CLAIM_LIMIT))[0]:
             pass
@@ -69,14 +69,14 @@ class Line:
         return looks
 
     async def exchange(self) -> float:
-        """Settle ten of the runs that are held, claim ten; return how long that took."""
+        """Settle ten of the held runs, claim ten; return how long that took."""
         won, took = await self.claim(ROOM, settled=ROOM)
         if won != ROOM:
             raise RuntimeError(f"{ROOM} jobs were to be won, but it were {won}")
         return took
 
     async def claim(self, room: int, *, settled: int = 0) -> tuple[int, float]:
-        """Claim up to so many; return how many were won, and the milliseconds that took."""
+        """Claim up to this many; return how many were claimed, and the milliseconds that took."""
         ending, self._held = self._held[:settled], self._held[settled:]
         settlements = [settlement(lease, Returned(b"null"), self._dice) for lease in ending]
         began = time.perf_counter()
@@ -86,7 +86,7 @@ class Line:
         return len(answer.leases), took
 
     def drop_held(self) -> None:
-        """Hold on to the slots of what is held, and settle none of it."""
+        """Keep the slots of the held runs, and settle none of them."""
         self._held = []
 
     async def close(self) -> None:
@@ -103,28 +103,30 @@ class Line:
 
 
 async def measured(folder: Path, *, jobs: int, keys: int, exchanges: int) -> Found:
-    """Return the times of so many exchanges of each kind, among so many waiting jobs."""
-    unkeyed, beside, freeing = lines = [Line(folder / f"{name}.db") for name in ("unkeyed", "beside", "freeing")]
+    """Return the times of this many exchanges of each kind, among this many waiting jobs."""
+    unkeyed, half_parked, freeing = lines = [
+        Line(folder / f"{name}.db") for name in ("unkeyed", "half_parked", "freeing")
+    ]
     print(f"filling three files with {jobs:,} jobs each", file=sys.stderr)
     await unkeyed.fill(jobs)
     parking: list[float] = []
-    for line in (beside, freeing):
+    for line in (half_parked, freeing):
         parking += await line.park(jobs // 2, keys=keys)
         await line.fill(jobs - jobs // 2)
-    beside.drop_held()
-    for line in (unkeyed, beside):
+    half_parked.drop_held()
+    for line in (unkeyed, half_parked):
         await line.claim(ROOM)
     found = Found([], [], [], parking)
     for _ in range(exchanges):
-        for line, times in ((unkeyed, found.unkeyed), (beside, found.beside), (freeing, found.freeing)):
+        for line, times in ((unkeyed, found.unkeyed), (half_parked, found.half_parked), (freeing, found.freeing)):
             times.append(await line.exchange())
     for line in lines:
         await line.close()
     return found
 
 
-def told(found: Found, *, jobs: int, keys: int) -> Iterator[str]:
-    """Yield what was found, line by line."""
+def lines_of(found: Found, *, jobs: int, keys: int) -> Iterator[str]:
+    """Yield the results, line by line."""
     on = machine()
     yield f"{on.python}, SQLite {on.sqlite}, {on.system}, {on.cores} cores, load {on.load:g}"
     yield f"exchanges that settle {ROOM} and claim {ROOM} of {jobs:,} waiting jobs; medians"
@@ -132,7 +134,7 @@ def told(found: Found, *, jobs: int, keys: int) -> Iterator[str]:
     usual = median(found.unkeyed)
     for title, times in (
         ("no job has a key", found.unkeyed),
-        (f"half of them are parked under {keys:,} keys", found.beside),
+        (f"half of them are parked under {keys:,} keys", found.half_parked),
         ("the same, and each one settled lets one of those in", found.freeing),
     ):
         yield f"{title:55} {median(times):6.2f} ms  {median(times) / usual:5.2f} times"
@@ -148,7 +150,7 @@ def main() -> None:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="tenure-bench-") as folder:
         found = asyncio.run(measured(Path(folder), jobs=args.jobs, keys=args.keys, exchanges=args.exchanges))
-    print("\n".join(told(found, jobs=args.jobs, keys=args.keys)))
+    print("\n".join(lines_of(found, jobs=args.jobs, keys=args.keys)))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,7 @@
-"""Measures what holding jobs costs a Redis: `python -m benchmarks.redis_cost`.
+"""Measures the cost of holding jobs to a Redis: `python -m benchmarks.redis_cost`.
 
-Ten workers hold a thousand jobs each and renew them every five seconds, as keepers do; how much of a core that takes is
-the server's own account (`used_cpu_user` and `used_cpu_sys`) over a stretch of beats, less what it takes when nobody
-asks it anything.
+Ten workers hold a thousand jobs each and renew them every five seconds, as keepers do. The share of a core comes from
+the server's own account (`used_cpu_user` and `used_cpu_sys`) over some beats, less the share of an idle server.
 """
 
 import argparse
@@ -43,13 +42,13 @@ class Holder:
         self._storage = storage
 
     async def claim(self, jobs: int) -> None:
-        """Take so many jobs."""
+        """Claim this many jobs."""
         while left := jobs - len(self.leases):
             order = ClaimRequest(("default",), min(left, CLAIM_LIMIT))
             self.leases += (await self._storage.exchange(self.owner, order=order)).leases
 
     async def beat(self) -> None:
-        """Renew all that is held."""
+        """Renew all leases."""
         for start in range(0, len(self.leases), RENEW_LIMIT):
             due = [LeaseRenewal(lease.ref, lease.fence) for lease in self.leases[start : start + RENEW_LIMIT]]
             pulse = await self._storage.renew(RenewRequest(self.owner, tuple(due), WORKER))
@@ -64,7 +63,7 @@ def used(client: Redis) -> float:
 
 
 async def share(client: Redis, holders: list[Holder], beats: int) -> tuple[float, float]:
-    """Return the share of a core that a stretch of beats takes, and what it would be if all were like the cheapest."""
+    """Return the share of a core that some beats take, and what it would be if all were like the cheapest."""
     loop = asyncio.get_running_loop()
     costs: list[float] = []
     before, began = used(client), time.perf_counter()
@@ -80,7 +79,7 @@ async def share(client: Redis, holders: list[Holder], beats: int) -> tuple[float
 
 
 async def measure(url: str, jobs: int, workers: int, beats: int) -> tuple[float, float, float]:
-    """Return the share of a core for these jobs, that of the cheapest beat, and that of a server in peace."""
+    """Return the share of a core for these jobs, that of the cheapest beat, and that of an idle server."""
     storage = locate(url)
     try:
         for start in range(0, jobs, TRIP):
@@ -107,7 +106,7 @@ def main() -> None:
     args = parser.parse_args()
     with a_server() as server:
         if server is None:
-            sys.exit("there is no redis-server on the PATH; make servers installs one")
+            sys.exit("redis-server is not on the PATH; make servers installs one")
         busy, least, idle = asyncio.run(measure(server.url, args.jobs, args.workers, args.beats))
         about = machine(server.version)
         print(f"Redis {about.redis}, {about.system}, {about.cores} cores, load {about.load}")

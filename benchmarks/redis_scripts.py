@@ -1,15 +1,14 @@
-"""Measures how long the scripts of Redis keep their server: `python -m benchmarks.redis_scripts`.
+"""Measures how long the scripts of Redis occupy their server: `python -m benchmarks.redis_scripts`.
 
-A server is busy with one script at a time, so none may take long: 5 ms at its limits, whatever else is kept. A million
-jobs wait and ten thousand are active while each verb is called with as much as one call may do. The times are the
-server's own (SLOWLOG) of each script: the least, the middle and the worst of all; and the longest: prices say what a
-script does, so the first of one call does what the first of another does, and that is the one of them that takes
-longest, in the middle of its repeats. Beside them stand how many scripts a call is, and what it cost the processor at
-least.
+A server runs one script at a time, so none may take long: 5 ms at its limits, independently of the other contents. A
+million jobs wait and ten thousand are active while each verb is called with as much as one call may do. The times are
+the server's own (SLOWLOG) of each script: the least, the median and the worst of all; and the longest: costs limit
+what a script does, so the first of one call does what the first of another does, and the longest is the one of them
+with the highest median of its repeats. The table also shows how many scripts a call is, and its least processor time.
 
-The worst is the machine's, too: it takes the processor away from a server amid a script. So the server runs before all
-others where this process may ask for that (as root). Above and below stand two scripts that always do the same: what
-they take beyond their least is the machine's, too: while others are busy on it, all that touches memory takes longer.
+The worst depends on the machine, too: it may stop a server within a script. So the server has the highest priority if
+this process may request that (as root). Above and below are two scripts that always do the same: their times beyond
+their least come from the machine: while other processes are busy, every access to memory takes longer.
 """
 
 import argparse
@@ -87,7 +86,7 @@ BEAT = 5.0
 """Seconds between two beats."""
 
 LOGGED = 100
-"""Microseconds from which a script is noted by itself; with less, what it does would be, too, and that takes time."""
+"""Microseconds from which a script is logged; with less, its commands would be, too, and that takes time."""
 
 NOTED = 1000
 """How many slow commands the server keeps."""
@@ -96,12 +95,12 @@ UNKNOWN_TASKS = 600
 """Under how many unknown tasks jobs are parked."""
 
 LONG = StallTerms(lease=365 * 86_400 * SECOND)
-"""The lease of those that are active all the time, so that nothing but the cases' own jobs falls silent."""
+"""The lease of jobs that are always active, so that only the cases' own jobs become silent."""
 
 
 COUNTING = "local sum = 0 for number = 1, 250000 do sum = sum + number % 7 end return 0"
 LOOKING = "for number = 1, 800 do redis.call('RANDOMKEY') end return 0"
-"""Scripts that always do the same: the one touches no memory, the other touches it where nobody did lately."""
+"""Scripts that always do the same: one touches no memory, the other touches memory that was not used lately."""
 
 
 class Found(Struct, frozen=True):
@@ -118,18 +117,18 @@ class Found(Struct, frozen=True):
 
     @property
     def longest(self) -> float:
-        """The middle time of the first scripts of the calls, of the second, and so on: the longest of these."""
+        """The median time of the first scripts of the calls, of the second, and so on: the longest of these."""
         nth = zip_longest(*self.calls)
         return max(median(time for time in times if time is not None) for times in nth)
 
 
 class Probe:
-    """A storage on a server of its own, whose calls are timed."""
+    """A storage on its own server, whose calls are timed."""
 
     def __init__(self, url: str, *, calls: int) -> None:
         self.clock = ManualClock(time.time_ns() // 1000)
         self.storage = RedisStorage(read(url), clock=self.clock)
-        # What it returns depends on how it was made, which its types do not say.
+        # What it returns depends on how it was created, which its types do not say.
         untyped: Any = Redis
         self.client = untyped.from_url(url)
         self.client.config_set("slowlog-max-len", NOTED)
@@ -141,7 +140,7 @@ class Probe:
     async def case(
         self, title: str, call: Callable[[], Awaitable[object]], before: Callable[[], Awaitable[object]] | None = None
     ) -> None:
-        """Time a call so many times, each after what has to be there for it."""
+        """Time a call this many times, each after its preparation."""
         calls: list[tuple[float, ...]] = []
         costs: list[float] = []
         for _ in range(self._calls):
@@ -164,7 +163,7 @@ class Probe:
         return [NewJob(queue=queue, id=id_, task="noop", payload=PAYLOAD, **fields) for id_ in ids]
 
     async def enqueue(self, number: int, queue: str, **fields: Any) -> list[Ref]:
-        """Enqueue so many jobs, a trip at a time."""
+        """Enqueue this many jobs, in calls of a limited size."""
         refs: list[Ref] = []
         for start in range(0, number, TRIP):
             receipts = await self.storage.enqueue(self.jobs(min(TRIP, number - start), queue, **fields))
@@ -172,12 +171,12 @@ class Probe:
         return refs
 
     async def start(self, number: int, queue: str, owner: Owner, **fields: Any) -> list[Lease]:
-        """Enqueue so many jobs and claim them."""
+        """Enqueue this many jobs and claim them."""
         await self.enqueue(number, queue, **fields)
         return await self.claim(number, queue, owner)
 
     async def claim(self, number: int, queue: str, owner: Owner) -> list[Lease]:
-        """Claim so many jobs of a queue."""
+        """Claim this many jobs of a queue."""
         leases: list[Lease] = []
         while len(leases) < number:
             room = min(CLAIM_LIMIT, number - len(leases))
@@ -197,13 +196,13 @@ class Probe:
             raise RuntimeError("a settlement was refused")
 
     async def sweep(self, **expected: int) -> None:
-        """Sweep once, and see that it did what the case is about."""
+        """Sweep once, and check that it did what the case is about."""
         swept = await self.storage.sweep(SweepRequest(REAPER, term=None))
         if swept.troubles or any(swept.did[chore] < did for chore, did in expected.items()):
             raise RuntimeError(f"it was to do {expected}, but did {swept.did}, {swept.troubles}")
 
     async def sweep_all(self) -> None:
-        """Sweep until there is no more to do, and give what was reclaimed back."""
+        """Sweep until nothing is left to do, and release what was reclaimed."""
         while True:
             swept = await self.storage.sweep(SweepRequest(REAPER, term=None))
             leases = [stalled.lease for stalled in swept.stalled]
@@ -225,7 +224,7 @@ class Probe:
 
 
 async def filled(probe: Probe, *, waiting: int, active: int) -> tuple[float, list[tuple[Owner, list[Lease]]]]:
-    """Fill the server; return the bytes that a waiting job takes, and who holds which leases."""
+    """Fill the server; return the bytes of a waiting job, and the leases by holder."""
     await probe.storage.open()
     print(f"filling a server with {waiting:,} jobs that wait and {active:,} that are active", file=sys.stderr)
     before = probe.client.info("memory")["used_memory"]
@@ -237,7 +236,7 @@ async def filled(probe: Probe, *, waiting: int, active: int) -> tuple[float, lis
 
 
 async def standing_still(probe: Probe) -> None:
-    """Measure what the machine does to a script that always takes the same."""
+    """Measure the machine's effect on a script that always takes the same time."""
     for title, script in (("(a script that only counts)", COUNTING), ("(a script that looks at random keys)", LOOKING)):
         digest = probe.client.script_load(script)
 
@@ -249,9 +248,9 @@ async def standing_still(probe: Probe) -> None:
 
 
 def settle_down(client: Any) -> None:
-    """Wait until the server has written its log anew, as it does once that has doubled; and let it not begin again.
+    """Wait until the server has rewritten its log, as it does once that has doubled; and prevent another rewrite.
 
-    Meanwhile every page is copied that a script is the first to touch.
+    Meanwhile the first script that touches a page has it copied.
     """
     client.config_set("auto-aof-rewrite-percentage", 0)
     while client.info("persistence")["aof_rewrite_in_progress"]:
@@ -259,7 +258,7 @@ def settle_down(client: Any) -> None:
 
 
 def before_all_others(client: Any) -> bool:
-    """Ask that the server runs before all others; return whether it does."""
+    """Request the highest priority for the server; return whether it has it."""
     try:
         os.sched_setscheduler(client.info("server")["process_id"], os.SCHED_FIFO, os.sched_param(1))
     except (AttributeError, OSError):
@@ -356,7 +355,7 @@ async def beats(probe: Probe, held: Sequence[tuple[Owner, list[Lease]]]) -> None
 
 
 async def sweeps(probe: Probe) -> None:
-    """Measure the sweep: with nothing to do, at the limit of each chore, and of all of them."""
+    """Measure the sweep: with nothing to do, at the limit of each step, and of all of them."""
     storage, alice = probe.storage, Owner("alice")
     once = Policy(retry=Backoff(max_attempts=1), redrive=Redriving(3600 * SECOND))
 
@@ -534,7 +533,7 @@ async def _advance(probe: Probe, seconds: float) -> None:
 
 
 async def measured(url: str, *, waiting: int, active: int, calls: int) -> tuple[float, bool, list[Found]]:
-    """Return the bytes of a waiting job, whether the server ran before all others, and the times of each case."""
+    """Return the bytes of a waiting job, whether the server had the highest priority, and the times of each case."""
     probe = Probe(url, calls=calls)
     per_job, held = await filled(probe, waiting=waiting, active=active)
     settle_down(probe.client)
@@ -551,10 +550,10 @@ async def measured(url: str, *, waiting: int, active: int, calls: int) -> tuple[
     return per_job, alone, probe.found
 
 
-def told(
+def lines_of(
     version: str, per_job: float, found: Sequence[Found], *, waiting: int, active: int, alone: bool
 ) -> Iterator[str]:
-    """Yield what was found, line by line."""
+    """Yield the results, line by line."""
     on = machine()
     yield f"{on.python}, Redis {version}, {on.system}, {on.cores} cores, load {on.load:g}"
     yield f"{waiting:,} jobs of {len(PAYLOAD)} bytes wait, {active:,} are active; milliseconds on the server"
@@ -570,7 +569,7 @@ def told(
 
 
 def line(case: Found) -> str:
-    """Return what was found of a case."""
+    """Return the row of a case."""
     all_ = case.times
     of_each = len(all_) / len(case.costs)
     times = f"{min(all_):8.2f} {median(all_):8.2f} {case.longest:8.2f} {max(all_):8.2f}"
@@ -586,11 +585,11 @@ def main() -> None:
     args = parser.parse_args()
     with a_server() as server:
         if server is None:
-            parser.exit(1, "there is no redis-server on the PATH\n")
+            parser.exit(1, "redis-server is not on the PATH\n")
         per_job, alone, found = asyncio.run(
             measured(server.url, waiting=args.waiting, active=args.active, calls=args.calls)
         )
-    print("\n".join(told(server.version, per_job, found, waiting=args.waiting, active=args.active, alone=alone)))
+    print("\n".join(lines_of(server.version, per_job, found, waiting=args.waiting, active=args.active, alone=alone)))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Samples of several rounds made into the table that is printed, or the same as JSON."""
+"""Makes the table that is printed, or the same as JSON, from the samples of several rounds."""
 
 import os
 import platform
@@ -14,7 +14,7 @@ from benchmarks.cells import BEATING, BEATS, BURST, CALLERS, FRESH, TRIP, TURNS,
 
 
 class Row(Struct, frozen=True):
-    """A row of the table: what is counted, and how finely; `part` is the percentile, where one round gives many."""
+    """A row of the table: what is counted, and how finely; `part` is the percentile, if one round gives many."""
 
     title: str
     sample: str
@@ -33,7 +33,7 @@ ROWS = (
     Row("worker CPU for 1,000 jobs, concurrency 100", "cpu_100", "s", 3),
     Row("jobs/s in steady state, of a fresh storage's", "steady", "%", 1),
     Row("worker CPU in steady state, of a fresh storage's", "steady_cpu", "%", 1),
-    Row("jobs/s beside 10,000 runs that report progress each second, of silent ones", "reporting", "%", 1),
+    Row("jobs/s with 10,000 runs that report progress each second, of silent ones", "reporting", "%", 1),
     Row("jobs/s with log records of each run (INFO), of those without", "logging", "%", 1),
     Row("enqueue to start, same process, p50", "wait_here", "ms", 2),
     Row("enqueue to start, same process, p99", "wait_here", "ms", 2, 99),
@@ -74,7 +74,7 @@ class Line(Struct, frozen=True):
 
 
 class Machine(Struct, frozen=True):
-    """What the figures were measured on."""
+    """The machine that the figures were measured on."""
 
     python: str
     sqlite: str
@@ -86,7 +86,7 @@ class Machine(Struct, frozen=True):
 
 
 class Report(Struct, frozen=True):
-    """What is printed."""
+    """The printed report."""
 
     machine: Machine
     rounds: int
@@ -95,7 +95,7 @@ class Report(Struct, frozen=True):
 
 
 def machine(redis: str | None = None, postgres: str | None = None) -> Machine:
-    """Return what there is to know of this one; `redis`, `postgres`: the version of the server, where there is one."""
+    """Return the facts about this machine; `redis`, `postgres`: the version of the server, if there is one."""
     return Machine(
         python=f"{platform.python_implementation()} {platform.python_version()}",
         sqlite=sqlite3.sqlite_version,
@@ -118,7 +118,7 @@ def as_json(report: Report) -> str:
 
 
 def as_table(report: Report) -> str:
-    """Return the report for a person to read."""
+    """Return the report as text."""
     on = report.machine
     body = [_cells(row, line) for row, line in zip(ROWS, report.lines, strict=True)]
     rows = [("", "memory", "SQLite", "floor", "of it", "Redis", "floor", "of it", "PostgreSQL"), *body]
@@ -144,8 +144,8 @@ def as_table(report: Report) -> str:
             "script that does nothing, by redis-py, as many in a trip; for the waits two trips.",
             "PostgreSQL: a server of its own on the loopback, fsync on, synchronous_commit on.",
             f"Heartbeats: of {BEATING:,} active jobs, over {BEATS:.0f} s; the server and the worker apart.",
-            "Steady state: as many completed jobs are kept as may be, so for each that completes one is forgotten;",
-            f"concurrency 100; medians of {FRESH * TURNS} turns of {BURST:,} jobs, beside {FRESH} fresh storages.",
+            "Steady state: the maximum of completed jobs is kept, so each that completes deletes another;",
+            f"concurrency 100; medians of {FRESH * TURNS} turns of {BURST:,} jobs; {FRESH} fresh storages.",
         ]
     )
 

@@ -1,6 +1,6 @@
-"""Measures, and prints what it found: `make bench`, or `make bench ARGS="-o json"`.
+"""Measures, and prints the results: `make bench`, or `make bench ARGS="-o json"`.
 
-Redis and PostgreSQL are measured on servers that are started for it, where this machine has them.
+Redis and PostgreSQL are measured on servers that are started for it, if this machine has them.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from tests.postgres_servers import PostgresServer
 
 
 async def measured(rounds: int, server: str | None, postgres: PostgresServer | None) -> list[Sample]:
-    """Return the samples of so many rounds, each in a fresh temporary folder and fresh namespaces."""
+    """Return the samples of this many rounds, each in a fresh temporary folder and fresh namespaces."""
     samples: list[Sample] = []
     for number in range(rounds):
         print(f"round {number + 1} of {rounds}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""The servers to measure on, of this run's own: a Redis or Valkey, and a PostgreSQL."""
+"""The servers to measure on, started for this run: a Redis or Valkey, and a PostgreSQL."""
 
 import shutil
 import socket
@@ -19,7 +19,7 @@ from tests.postgres_servers import PostgresServer, missing_postgres
 
 
 class Server(Struct, frozen=True):
-    """Where it is, and what it is."""
+    """Its address and its version."""
 
     url: str
     version: str
@@ -27,7 +27,7 @@ class Server(Struct, frozen=True):
 
 @contextmanager
 def a_server() -> Generator[Server | None]:
-    """Start one, keep it for as long as this is entered, and remove it; None where the PATH has none."""
+    """Start one, keep it for the duration of the block, and remove it; None if the PATH has none."""
     program = shutil.which("redis-server") or shutil.which("valkey-server")
     if program is None:
         yield None
@@ -51,7 +51,7 @@ def a_server() -> Generator[Server | None]:
 
 @contextmanager
 def a_postgres(**more: object) -> Generator[PostgresServer | None]:
-    """Start one that writes through to the disk; None where this machine has none. `more`: settings beside these."""
+    """Start one that writes through to the disk; None if this machine has none. `more`: further settings."""
     if missing_postgres(own=True) is not None:
         yield None
         return

@@ -1,4 +1,4 @@
-"""The app that is measured: a task that does nothing, and one that tells how long it waited."""
+"""The app that is measured: a task that does nothing, and one that reports how long it waited."""
 
 import asyncio
 import random
@@ -9,7 +9,7 @@ from tenure import Tenure, current_job
 from tenure.core.lifecycle import TERMINAL, State
 
 PATIENCE = 60.0
-"""Seconds after which jobs that are not done yet are taken for lost."""
+"""Seconds after which jobs that are not done yet count as lost."""
 
 
 REPORTS = "reports"
@@ -63,37 +63,37 @@ class Work:
         self.stamp = stamp
 
     async def fill(self, jobs: int, *, trip: int) -> None:
-        """Enqueue so many no-op jobs, `trip` of them at a time."""
+        """Enqueue this many no-op jobs, `trip` of them at a time."""
         for start in range(0, jobs, trip):
             numbers = range(start, min(start + trip, jobs))
             await self.app.enqueue_many(self.noop.call(number) for number in numbers)
 
     async def until_ran(self, jobs: int) -> None:
-        """Wait until so many handlers have run in this process."""
+        """Wait until this many handlers have run in this process."""
         self._awaited = jobs
         if self.ran < jobs:
             self._all_ran.clear()
             await self._all_ran.wait()
 
     async def until_completed(self, jobs: int) -> None:
-        """Wait until so many handlers have run in this process and the storage knows as many completed jobs.
+        """Wait until this many handlers have run in this process and the storage counts as many completed jobs.
 
         Raises:
             RuntimeError: some handler ran twice.
         """
         await self.until_ran(jobs)
-        while (completed := (await self._counts())[State.COMPLETED]) < jobs:  # noqa: ASYNC110 - nobody tells
+        while (completed := (await self._counts())[State.COMPLETED]) < jobs:  # noqa: ASYNC110 - no notification for that
             await asyncio.sleep(0.001)
         if not self.ran == completed == jobs:
             raise RuntimeError(f"{jobs} jobs, but {self.ran} runs and {completed} completed")
 
     async def until_none_left(self, jobs: int) -> None:
-        """Wait until so many handlers have run in this process and the storage has no job left to do.
+        """Wait until this many handlers have run in this process and the storage has no job left to do.
 
-        Where more jobs were done than a queue keeps of those completed, their count says nothing.
+        If more jobs were done than a queue keeps of the completed ones, their count says nothing.
 
         Raises:
-            RuntimeError: some handler ran twice, or not at all, or a job came to anything but completion.
+                RuntimeError: some handler ran twice, or not at all, or a job did not complete.
         """
         try:
             async with asyncio.timeout(PATIENCE):

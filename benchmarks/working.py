@@ -1,4 +1,4 @@
-"""What a worker is measured at, in whatever process it lives."""
+"""The measurements of a worker, in any process."""
 
 import asyncio
 import logging
@@ -19,7 +19,7 @@ SETTLED_TRIP = 256
 
 
 class Drained(Struct, frozen=True):
-    """How long a worker took for the jobs that waited for it, and the processor time of its process for that."""
+    """How long a worker took for its waiting jobs, and the processor time of its process for that."""
 
     jobs: int
     seconds: float
@@ -27,7 +27,7 @@ class Drained(Struct, frozen=True):
 
 
 class Turn(Struct, frozen=True):
-    """What as many jobs took in a storage that forgets a job for each one it completes, and in a fresh one."""
+    """The times of equally many jobs in a storage that deletes a job for each one it completes, and in a fresh one."""
 
     steady: Drained
     fresh: Drained
@@ -41,7 +41,7 @@ class Pair(Struct, frozen=True):
 
 
 async def drain(work: Work, *, concurrency: int, jobs: int) -> Drained:
-    """Start a worker on jobs that wait, and measure until the storage knows the last of them as completed."""
+    """Start a worker with waiting jobs, and measure until the storage knows the last of them as completed."""
     await work.app.opened()
     began, cpu_began = time.perf_counter(), time.process_time()
     async with work.app.worker(concurrency=concurrency):
@@ -52,8 +52,8 @@ async def drain(work: Work, *, concurrency: int, jobs: int) -> Drained:
 async def in_steady_state(
     steady: Work, fresh: Sequence[Work], concurrency: int, *, jobs: int, turns: int
 ) -> list[Turn]:
-    """Have a worker of a storage that keeps as many completed jobs as it may, and one of each fresh storage in turn, do
-    so many jobs, so many times each; whatever else goes on here meets both.
+    """Have a worker of a storage that keeps its maximum of completed jobs, and one of each fresh storage in turn, do
+    this many jobs, this many times each; other load on the machine affects both.
 
     Raises:
         RuntimeError: the first storage keeps more completed jobs than it may.
@@ -77,12 +77,12 @@ async def in_steady_state(
 
 
 async def beating(work: Work, *, runs: int, seconds: float) -> AsyncGenerator[bool | float]:
-    """Hold so many runs that do nothing. Yield True when all have begun, then the processor time of a second."""
+    """Hold this many runs that do nothing. Yield True when all have begun, then the processor time of a second."""
     await work.app.enqueue_many(work.reporter.call() for _ in range(runs))
     async with work.app.worker(queues=[REPORTS], concurrency=runs):
         while work.reporters < runs:  # noqa: ASYNC110 - nothing notifies
             await asyncio.sleep(0.1)
-        # The runs sleep a second at a time, which costs as much as all else here.
+        # The runs sleep a second at a time, which costs as much as everything else here.
         work.reporters_rest = True
         await asyncio.sleep(SETTLING)
         yield True
@@ -106,7 +106,7 @@ async def at_full_load(work: Work, *, jobs: int, seconds: Sequence[float]) -> As
 
 
 async def while_reporting(work: Work, *, reporters: int, jobs: int, turns: int) -> list[Pair]:
-    """Let a worker complete no-op jobs beside long runs, which report progress each second in every other turn."""
+    """Let a worker complete no-op jobs, in every other turn with long runs that report progress each second."""
 
     def report(on: bool) -> None:
         work.reporting = on
@@ -121,7 +121,7 @@ async def while_reporting(work: Work, *, reporters: int, jobs: int, turns: int) 
 
 
 async def while_logging(work: Work, *, jobs: int, turns: int) -> list[Pair]:
-    """Let a worker complete no-op jobs, whose starts and ends are made log records in every other turn."""
+    """Let a worker complete no-op jobs, in every other turn with log records of their starts and ends."""
     logger = logging.getLogger("tenure.jobs")
     logger.addHandler(logging.NullHandler())
     logger.propagate = False
@@ -150,7 +150,7 @@ async def _pairs(work: Work, switch: Callable[[bool], None], *, jobs: int, turns
 
 
 async def _alone(work: Work, jobs: int) -> Drained:
-    """Measure a worker at no-op jobs that begin to wait at once, whatever else it runs."""
+    """Measure a worker at no-op jobs that begin to wait at once, with its other runs."""
     queue, after = work.app.queue("default"), work.ran + jobs
     await queue.pause()
     await work.fill(jobs, trip=SETTLED_TRIP)
@@ -161,7 +161,7 @@ async def _alone(work: Work, jobs: int) -> Drained:
 
 
 async def _burst(work: Work, jobs: int) -> Drained:
-    """Measure a worker at so many jobs that begin to wait all at once."""
+    """Measure a worker at this many jobs that begin to wait all at once."""
     queue, after = work.app.queue("default"), work.ran + jobs
     await queue.pause()
     await work.fill(jobs, trip=SETTLED_TRIP)
@@ -172,7 +172,7 @@ async def _burst(work: Work, jobs: int) -> Drained:
 
 
 def _with_children() -> float:
-    """Return the processor time of this process and of those children that live."""
+    """Return the processor time of this process and of its live children."""
     seconds = time.process_time()
     for children in Path("/proc/self/task").glob("*/children"):
         for child in children.read_text().split():
@@ -198,7 +198,7 @@ def cpu_seconds(pid: int) -> float:
 async def idle(work: Work, *, seconds: float) -> float:
     """Return how many seconds of processor time an idle worker takes in one second."""
     async with work.app.worker():
-        # What a start costs is no part of it.
+        # The cost of a start is not part of it.
         await asyncio.sleep(0.5)
         began, cpu_began = time.perf_counter(), time.process_time()
         await asyncio.sleep(seconds)

@@ -1,4 +1,4 @@
-"""A Redis Cluster for the tests: slots that move under load, masters that fall."""
+"""A Redis Cluster for the tests: slots that move under load, masters that fail."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ SLOTS = 16_384
 
 @dataclass(frozen=True)
 class Member:
-    """What one node thinks of another, or of itself."""
+    """What one node knows of another, or of itself."""
 
     name: str
     port: int
@@ -23,7 +23,7 @@ class Member:
 
 
 class RedisCluster(Startable):
-    """Three masters, each with as many replicas as asked for, on free ports of the loopback."""
+    """Three masters, each with this many replicas, on free ports of the loopback."""
 
     def __init__(
         self, folder: Path, *, masters: int = 3, replicas: int = 0, brand: Brand = REDIS, **config: Any
@@ -37,7 +37,7 @@ class RedisCluster(Startable):
                 folder / f"node-{number + 1}",
                 brand=brand,
                 cluster_enabled=True,
-                cluster_port=free_port,  # where one is taken in between, another is tried
+                cluster_port=free_port,  # if one is taken in between, another is tried
                 **config,
             )
             for number in range(masters * (1 + replicas))
@@ -55,12 +55,12 @@ class RedisCluster(Startable):
         return [self._at(holder.port) for holder in holders]
 
     def start(self) -> None:
-        """Start the nodes, give them slots, and return when each of them says that all is well."""
+        """Start the nodes, give them slots, and return when each of them reports that all is well."""
         for node in self.nodes:
             node.start()
         for number, node in enumerate(self.nodes):
             node.command("CLUSTER", "SET-CONFIG-EPOCH", number + 1)
-            for other in self.nodes[:number]:  # each meets each, for gossip alone would take its time
+            for other in self.nodes[:number]:  # each node meets each other, because gossip alone would take long
                 bus = int(other.command("CONFIG", "GET", "cluster-port")[b"cluster-port"])
                 node.command("CLUSTER", "MEET", "127.0.0.1", other.port, bus)
         for number, node in enumerate(self.nodes[: self._masters]):
@@ -77,7 +77,7 @@ class RedisCluster(Startable):
             node.kill()
 
     def settle(self) -> None:
-        """Return when all nodes that are up say that all is well, agree, and have what their masters have."""
+        """Return when all running nodes report that all is well, agree, and have the data of their masters."""
         until(lambda: all(_well(node) for node in self._up), "the cluster to be well")
         until(lambda: len({_view(node) for node in self._up}) == 1, "the nodes to be of one mind")
 
@@ -90,7 +90,7 @@ class RedisCluster(Startable):
         )
 
     def move(self, slots: Iterable[int], to: RedisServer, *, batch: int = 100) -> None:
-        """Move slots to another master, a batch of keys at a time, whatever is written meanwhile."""
+        """Move slots to another master, a batch of keys at a time, while other clients write."""
         heir = _name(to)
         for slot in slots:
             source = self.holder(slot)
@@ -100,12 +100,12 @@ class RedisCluster(Startable):
             source.command("CLUSTER", "SETSLOT", slot, "MIGRATING", heir)
             while keys := source.command("CLUSTER", "GETKEYSINSLOT", slot, batch):
                 source.command("MIGRATE", "127.0.0.1", to.port, "", 0, 5_000, "KEYS", *keys)
-            # The new holder first: whoever asks the old one in between is still sent on to it.
+            # The new holder first: a client that asks the old one in between is still redirected to it.
             for node in (to, source, *(master for master in self.masters if master not in (to, source))):
                 node.command("CLUSTER", "SETSLOT", slot, "NODE", heir)
 
     def fail_over(self, master: RedisServer) -> RedisServer:
-        """Let a replica take the place of its master, in order; return it when all nodes know."""
+        """Let a replica replace its master by a failover; return it when all nodes know."""
         heir = self.replica_of(master)
         heir.command("CLUSTER", "FAILOVER")
         return self._enthroned(heir)
@@ -140,14 +140,14 @@ def _name(node: RedisServer) -> str:
 
 
 def _well(node: RedisServer) -> bool:
-    """Whether a node sees all slots served, and, if it follows a master, has what that one has."""
+    """Return whether a node sees all slots served, and, if it follows a master, has its data."""
     info: bytes = node.command("CLUSTER", "INFO")
     role = node.command("ROLE")
     return b"cluster_state:ok" in info and (role[0] == b"master" or role[3] == b"connected")
 
 
 def _view(node: RedisServer) -> frozenset[Member]:
-    """Return what a node knows of the cluster; those that it is shaking hands with, or has given up, are left out."""
+    """Return what a node knows of the cluster, without nodes in a handshake and failed ones."""
     text: bytes = node.command("CLUSTER", "NODES")
     view: list[Member] = []
     for line in text.decode().splitlines():

@@ -1,4 +1,4 @@
-"""What tests ask for: servers above all, and what becomes of these tests where there is none: never a silence."""
+"""Fixtures of all tests, above all servers. Where a server is missing, its tests are reported as not run."""
 
 import asyncio
 import logging
@@ -34,7 +34,7 @@ OWN = {
     "cluster": {"start_cluster", "cluster_commons", "cluster_urls"},
     "sentinel": {"start_sentinels", "sentinel_commons", "sentinel_urls"},
 }
-"""By mark, the fixtures that start servers; for the others one will do that runs already."""
+"""By mark, the fixtures that start servers; the others can use a server that already runs."""
 
 PGBOUNCER = {"pgbouncer_urls", "shared_pgbouncer", "start_pgbouncer"}
 POSTGRES = {"postgres_urls", "start_postgres", "shared_schema", *PGBOUNCER}
@@ -50,8 +50,8 @@ ON_VALKEY = {
     "storage/test_redis_server_checks.py",
     "system/test_redis_cluster.py",
 }
-"""The tests that run on Valkey, too: of the promise, and of what a server is. TENURE_TEST_VALKEY=all has all of them
-do so, in some minutes more; that is for a new version of it."""
+"""The tests that run on Valkey, too: those of the promises, and those of the servers. TENURE_TEST_VALKEY=all runs all
+of them there, which takes some minutes more; use it for a new version of Valkey."""
 
 if missing := [file for file in sorted(ON_VALKEY) if not (Path(__file__).parent / file).is_file()]:
     raise pytest.UsageError(f"ON_VALKEY names files that do not exist, so their tests do not run on Valkey: {missing}")
@@ -71,7 +71,7 @@ def logging_as_before() -> Iterator[None]:
     if manager.disable != disabled:
         logging.disable(disabled)
     for logger in _loggers():
-        # A logger that the test made is as new.
+        # A logger that the test created is as new.
         kept = before.get(logger, (logging.NOTSET, True, False, [], []))
         if _logging_state(logger) != kept:
             level, logger.propagate, logger.disabled, logger.handlers[:], logger.filters[:] = kept
@@ -87,13 +87,13 @@ def _logging_state(logger: logging.Logger) -> tuple[int, bool, bool, list[loggin
     return logger.level, logger.propagate, logger.disabled, [*logger.handlers], [*logger.filters]
 
 
-# --- the rule --------------------------------------------------------------------------------------
+# --- which tests need a server ---------------------------------------------------------------------
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run what needs a server on each make of it, and mark it so.
+    """Run a test that needs a server on each make of it, and mark it so.
 
-    Where there is a Valkey, `ON_VALKEY` runs there too. A test for Valkey alone is skipped without one: it must not
+    Where there is a Valkey, `ON_VALKEY` runs there too. Without one a test for Valkey alone is skipped: it must not
     disappear, and a skip fails CI.
     """
     if "brand" not in metafunc.fixturenames:
@@ -116,7 +116,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Mark what asks for a server by a fixture, and skip what needs one that is not there."""
+    """Mark a test that requests a server by a fixture, and skip one whose server is missing."""
     if not isinstance(item, pytest.Function):
         return
     if not POSTGRES.isdisjoint(item.fixturenames):
@@ -139,7 +139,7 @@ def _skip(item: pytest.Item, reason: str | None) -> None:
 
 
 def _missing_for(fixtures: Iterable[str]) -> str | None:
-    """Return which server for tests of PostgreSQL is not there, if so."""
+    """Return which server for tests of PostgreSQL is missing, if any."""
     reason = missing_postgres(own="start_postgres" in fixtures)
     return reason if PGBOUNCER.isdisjoint(fixtures) else reason or missing_pgbouncer()
 
@@ -152,7 +152,7 @@ def _brand(item: pytest.Item) -> Brand:
 
 
 def pytest_report_header() -> list[str]:
-    """Say which servers there are."""
+    """Print the versions of the servers."""
     lines = [f"{brand.name}: {brand.url or brand.program or brand.missing(own=False)}" for brand in (REDIS, VALKEY)]
     given = "the server of TENURE_TEST_POSTGRES_URL" if postgres_url_given() else postgres_programs()
     lines.append(f"postgres: {missing_postgres(own=False) or given}")
@@ -161,7 +161,7 @@ def pytest_report_header() -> list[str]:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say what was not run for want of a server, and how to get one."""
+    """Print which tests were not run because a server is missing, and how to install it."""
     reasons = Counter[str]()
     for report in terminalreporter.stats.get("skipped", []):
         if isinstance(report, pytest.TestReport) and NEEDS in report.longreprtext:
@@ -181,7 +181,7 @@ def _starts(fixtures: Iterable[str], *kinds: str) -> bool:
 
 
 def _needs(request: pytest.FixtureRequest, brand: Brand, mark: str = "redis", *, own: bool = True) -> None:
-    """See that who asks for a server is known as one who does: who does it while it runs has to be marked by hand."""
+    """Check that a test that requests a server has its mark: one that requests it while it runs needs it by hand."""
     assert request.node.get_closest_marker(mark), f"mark this test, or this parameter, with `{mark}`"
 
     reason = brand.missing(own=own)
@@ -194,7 +194,7 @@ def _needs(request: pytest.FixtureRequest, brand: Brand, mark: str = "redis", *,
 
 @pytest.fixture(scope="session")
 def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a database with nothing in it, to be copied: it takes less than half the time of making another."""
+    """Return an empty database to be copied: that takes less than half the time of creating another."""
     path = tmp_path_factory.mktemp("empty") / "tenure.db"
 
     async def make() -> None:
@@ -211,7 +211,7 @@ def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def brand(request: pytest.FixtureRequest) -> Brand:
-    """Return the make of server: a test that needs one runs on each make there is."""
+    """Return the make of server: a test that needs one runs on each available make."""
     brand: Brand = getattr(request, "param", REDIS)
     return brand
 
@@ -229,7 +229,7 @@ def redis_commons(brand: Brand, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 @pytest.fixture
 def redis_urls(request: pytest.FixtureRequest, brand: Brand) -> Iterator[Callable[[], str]]:
-    """Return what gives addresses on the shared server, each with a namespace of its own."""
+    """Return a function that returns addresses on the shared server, each with its own namespace."""
     _needs(request, brand, own=False)
     yield from _namespaces(request.getfixturevalue("redis_commons"))
 
@@ -242,14 +242,14 @@ def redis_url(redis_urls: Callable[[], str]) -> str:
 
 @pytest.fixture
 def start_redis(request: pytest.FixtureRequest, brand: Brand, tmp_path: Path) -> Iterator[Callable[..., RedisServer]]:
-    """Return what starts servers of the test's own, with settings: `start_redis(appendonly=True)`."""
+    """Return a function that starts servers of the test's own, with settings: `start_redis(appendonly=True)`."""
     _needs(request, brand)
     yield from _starting(RedisServer, tmp_path / "servers", brand)
 
 
 @pytest.fixture
 def redis_server(start_redis: Callable[..., RedisServer]) -> RedisServer:
-    """Return a server of the test's own, that it may kill, freeze and set."""
+    """Return a server of the test's own, which it may kill, freeze and configure."""
     return start_redis()
 
 
@@ -265,7 +265,7 @@ def cluster_commons(brand: Brand, tmp_path_factory: pytest.TempPathFactory) -> I
 
 @pytest.fixture
 def cluster_urls(request: pytest.FixtureRequest, brand: Brand) -> Iterator[Callable[[], str]]:
-    """Return what gives addresses on the shared cluster, each with a namespace of its own."""
+    """Return a function that returns addresses on the shared cluster, each with its own namespace."""
     _needs(request, brand, "cluster")
     yield from _namespaces(request.getfixturevalue("cluster_commons"))
 
@@ -280,7 +280,7 @@ def cluster_url(cluster_urls: Callable[[], str]) -> str:
 def start_cluster(
     request: pytest.FixtureRequest, brand: Brand, tmp_path: Path
 ) -> Iterator[Callable[..., RedisCluster]]:
-    """Return what starts clusters of the test's own: `start_cluster(replicas=1)`."""
+    """Return a function that starts clusters of the test's own: `start_cluster(replicas=1)`."""
     _needs(request, brand, "cluster")
     yield from _starting(RedisCluster, tmp_path / "clusters", brand)
 
@@ -296,14 +296,14 @@ def redis_cluster(start_cluster: Callable[..., RedisCluster]) -> RedisCluster:
 
 @pytest.fixture(scope="session")
 def sentinel_commons(brand: Brand, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Commons]:
-    """Return the sentinels, and what they watch, that the tests of a session share."""
+    """Return the sentinels, and the servers that they watch, that the tests of a session share."""
     with RedisSentinels(tmp_path_factory.mktemp("sentinels"), brand=brand) as sentinels:
         yield Commons(sentinels.url, lambda: [sentinels.master.client])
 
 
 @pytest.fixture
 def sentinel_urls(request: pytest.FixtureRequest, brand: Brand) -> Iterator[Callable[[], str]]:
-    """Return what gives addresses of the shared sentinels, each with a namespace of its own."""
+    """Return a function that returns addresses of the shared sentinels, each with its own namespace."""
     _needs(request, brand, "sentinel")
     yield from _namespaces(request.getfixturevalue("sentinel_commons"))
 
@@ -318,7 +318,7 @@ def sentinel_url(sentinel_urls: Callable[[], str]) -> str:
 def start_sentinels(
     request: pytest.FixtureRequest, brand: Brand, tmp_path: Path
 ) -> Iterator[Callable[..., RedisSentinels]]:
-    """Return what starts masters with sentinels of the test's own: `start_sentinels(replicas=1)`."""
+    """Return a function that starts masters with sentinels of the test's own: `start_sentinels(replicas=1)`."""
     _needs(request, brand, "sentinel")
     yield from _starting(RedisSentinels, tmp_path / "sentinels", brand)
 
@@ -345,7 +345,7 @@ def postgres_schemas(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Schem
 
 @pytest.fixture
 def postgres_urls(request: pytest.FixtureRequest) -> Iterator[Callable[[], str]]:
-    """Return what gives addresses on the shared server, each with a schema of its own."""
+    """Return a function that returns addresses on the shared server, each with its own schema."""
     _needs_postgres(request)
     schemas: Schemas = request.getfixturevalue("postgres_schemas")
     yield schemas.claim
@@ -385,7 +385,7 @@ def empty_schema(shared_schema: SharedSchema) -> str:
 
 @pytest.fixture
 def start_postgres(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., PostgresServer]]:
-    """Return what starts servers of the test's own, with settings: `start_postgres(durable=True, work_mem="64kB")`."""
+    """Return a function that starts the test's own servers, with settings: `start_postgres(durable=True)`."""
     _needs_postgres(request)
     with ExitStack() as servers:
 
@@ -398,7 +398,7 @@ def start_postgres(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[C
 
 @pytest.fixture
 def postgres_server(start_postgres: Callable[..., PostgresServer]) -> PostgresServer:
-    """Return a server of the test's own, that it may kill, freeze and set, and that it may give standbys."""
+    """Return a server of the test's own, which it may kill, freeze and configure, and which may have standbys."""
     return start_postgres()
 
 
@@ -411,7 +411,7 @@ def shared_pgbouncer(postgres_schemas: Schemas, tmp_path_factory: pytest.TempPat
 
 @pytest.fixture
 def pgbouncer_urls(request: pytest.FixtureRequest) -> Iterator[Callable[[], str]]:
-    """Return what gives addresses on the shared server through PgBouncer, each with a schema of its own."""
+    """Return a function that returns addresses on the shared server through PgBouncer, each with its own schema."""
     _needs_postgres(request)
     schemas: Schemas = request.getfixturevalue("postgres_schemas")
     pgbouncer: PgBouncer = request.getfixturevalue("shared_pgbouncer")
@@ -427,7 +427,7 @@ def pgbouncer_url(pgbouncer_urls: Callable[[], str]) -> str:
 
 @pytest.fixture
 def start_pgbouncer(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., PgBouncer]]:
-    """Return what starts a PgBouncer before a server: `start_pgbouncer(postgres_server.url, default_pool_size=1)`."""
+    """Return a function that starts PgBouncers: `start_pgbouncer(postgres_server.url, default_pool_size=1)`."""
     _needs_postgres(request)
     with ExitStack() as started:
 
@@ -463,7 +463,7 @@ Started = TypeVar("Started", bound=_Startable)
 
 
 def _starting(kind: type[Started], folder: Path, brand: Brand) -> Iterator[Callable[..., Started]]:
-    """Give what starts things of a kind; what it has started ends with the test."""
+    """Return a function that starts servers of a kind; they end with the test."""
     made: list[Started] = []
 
     def start(**options: Any) -> Started:

@@ -1,4 +1,4 @@
-"""A strict reader of Prometheus' text format, version 0.0.4: what a scraper would refuse or misread, it refuses."""
+"""A strict parser of Prometheus' text format, version 0.0.4: it refuses what a scraper would refuse or misread."""
 
 import math
 import re
@@ -21,7 +21,7 @@ class Family:
     )
 
     def __getitem__(self, labels: dict[str, str]) -> float:
-        """Return the value of the one sample that has these labels, besides others."""
+        """Return the value of the one sample that has these labels, possibly among others."""
         found = [value for (_, sample), value in self.samples.items() if labels.items() <= dict(sample).items()]
         (value,) = found
         return value
@@ -36,7 +36,7 @@ class Family:
 
 
 def read(body: bytes) -> dict[str, Family]:
-    """Return the metrics by name; fails on whatever the format does not allow."""
+    """Return the metrics by name; fails on anything that the format does not allow."""
     text = body.decode()
     assert text.endswith("\n"), "the last line must end with a newline, too"
     families: dict[str, Family] = {}
@@ -64,7 +64,7 @@ def read(body: bytes) -> dict[str, Family]:
 
 def _sample(line: str, current: str, family: Family) -> None:
     found = SAMPLE.fullmatch(line)
-    assert found is not None, f"{line!r} is no sample"
+    assert found is not None, f"{line!r} is not a sample"
     name, labels, number = found[1], found[2] or "", found[found.re.groups]
     suffixes = ("_bucket", "_sum", "_count") if family.kind == "histogram" else ("",)
     assert name in {current + suffix for suffix in suffixes}, f"{line!r} is not of {current}"

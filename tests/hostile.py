@@ -1,4 +1,4 @@
-"""Exceptions and codecs whose methods raise, and an app that meets them; also loaded under a name of its own."""
+"""Exceptions and codecs whose methods raise, and an app that uses them; also loaded under another name."""
 
 import asyncio
 from collections.abc import Callable, Generator
@@ -25,7 +25,7 @@ from tenure.handlers.middleware import Proceed, RunCall
 
 
 def raising(*names: str, error: type[BaseException], base: type[BaseException] = Exception) -> type[BaseException]:
-    """Return a class of exceptions of which each of these methods or attributes raises."""
+    """Return an exception class of which each of these methods or attributes raises."""
 
     def method(self: object, *_: object) -> Any:
         raise error("from within")
@@ -52,21 +52,21 @@ class OddText(str):
 
 
 class OddWords(Exception):
-    """Its message is an odd text."""
+    """Its message is such a text."""
 
     def __str__(self) -> str:
         return OddText("odd \ud800")
 
 
 class Endless(RetryLater):
-    """Asks for a delay that has no number of 64 bits."""
+    """Asks for a delay that does not fit 64 bits."""
 
     def __init__(self) -> None:
         self.delay = timedelta.max
 
 
 class HostileClass(type):
-    """A class that tells nothing of itself."""
+    """A class whose name and module cannot be read."""
 
     def __getattribute__(cls, name: str) -> Any:
         raise KeyboardInterrupt
@@ -77,11 +77,11 @@ class OfHostileClass(BaseException, metaclass=HostileClass):
 
 
 class StopIterationToo(StopIteration):
-    """A coroutine cannot raise it, and a future cannot carry it."""
+    """A coroutine cannot raise it, and a future cannot hold it."""
 
 
 def all_raise(error: type[BaseException], base: type[BaseException] = Exception) -> type[BaseException]:
-    """Return a class of exceptions of which everything raises."""
+    """Return an exception class of which everything raises."""
     return raising(*METHODS, *ATTRIBUTES, error=error, base=base)
 
 
@@ -111,7 +111,7 @@ RAISED: dict[str, Callable[[], BaseException]] = {
 }
 
 PLACES = ("handler", "result", "payload", "middleware", "provider", "closing", "hook", "event", "data")
-"""Where user code may raise."""
+"""Places where user code may raise."""
 
 
 @dataclass(eq=False)
@@ -125,22 +125,22 @@ class Incomparable:
 
 
 class HostileCodec(JsonCodec):
-    """Raises what a value or the bytes ask for."""
+    """Raises the exception that a value or the bytes name."""
 
     def encode(self, value: Any, /) -> bytes:
-        """Encode, or raise what stands behind "encode"."""
+        """Encode, or raise the exception that follows "encode"."""
         if isinstance(value, str) and value.startswith("encode "):
             raise RAISED[value.removeprefix("encode ")]()
         return super().encode(value)
 
     def decode(self, data: bytes, /) -> Any:
-        """Decode, or raise what stands behind "decode"."""
+        """Decode, or raise the exception that follows "decode"."""
         if data.startswith(b"decode "):
             raise RAISED[data.decode().removeprefix("decode ")]()
         return super().decode(data)
 
 
-def made(url: str, heard: list[str], **options: Any) -> Tenure:
+def make_app(url: str, heard: list[str], **options: Any) -> Tenure:
     """Return an app with a plain handler and a coroutine for each place."""
     app = Tenure(
         url,
@@ -212,11 +212,11 @@ def made(url: str, heard: list[str], **options: Any) -> Tenure:
 
 
 NOTHING: list[str] = []
-"""Of an app that listens to no events."""
+"""The place of an app without event handlers."""
 
 
 async def run_hostile_jobs(app: Tenure, way: str, place: str, *, within: float) -> dict[str, str]:
-    """Run a job for each exception, and as many innocent ones among them; return how each of the former ended."""
+    """Run a job for each exception, and as many ordinary ones among them; return how each of the former ended."""
     task: Any = app.tasks[way]
     refs: dict[str, Ref] = {}
     innocent: list[Any] = []
@@ -247,7 +247,7 @@ async def run_hostile_jobs(app: Tenure, way: str, place: str, *, within: float) 
 
 
 def expected(place: str) -> dict[str, str]:
-    """Return what becomes of a job at each place, for each exception."""
+    """Return what happens to a job at each place, for each exception."""
     match place:
         case "event" | "data":
             how = "completed None in 1"
@@ -260,5 +260,5 @@ def expected(place: str) -> dict[str, str]:
     return dict.fromkeys(RAISED, how)
 
 
-apart = made("memory://", NOTHING, run="process")
-"""An app whose runs have processes of their own."""
+apart = make_app("memory://", NOTHING, run="process")
+"""An app whose runs have isolated processes."""

@@ -51,7 +51,7 @@ local all         all              trust
 local replication all              trust
 host  all         all 127.0.0.1/32 scram-sha-256
 """
-"""Who may connect: over the socket everyone who may enter its folder (its owner and root), over TCP with a password."""
+"""Allowed: over the socket every user that can enter its folder (its owner and root), over TCP with a password."""
 
 
 # --- what this machine has -------------------------------------------------------------------------
@@ -70,7 +70,7 @@ def pgbouncer_program() -> Path | None:
 
 
 def missing_postgres(*, own: bool) -> str | None:
-    """Return why there is no PostgreSQL here, if so; `own`: one that a test may kill."""
+    """Return why PostgreSQL is missing here, or None; `own`: one that a test may kill."""
     if postgres_url_given() is not None and not own:
         return None
     remedy = "" if own else f" and {POSTGRES_URL} is not set"
@@ -84,7 +84,7 @@ def missing_postgres(*, own: bool) -> str | None:
 
 
 def missing_pgbouncer() -> str | None:
-    """Return why there is no PgBouncer here, if so."""
+    """Return why PgBouncer is missing here, or None."""
     return "no pgbouncer on the PATH or in /usr/sbin" if pgbouncer_program() is None else None
 
 
@@ -93,7 +93,7 @@ def missing_pgbouncer() -> str | None:
 
 @cache
 def _base() -> Path:
-    """Make the folder of all servers of this process. pytest's folders are closed to other users."""
+    """Create the folder of all servers of this process. pytest's folders are closed to other users."""
     folder = Path(tempfile.mkdtemp(prefix="tenure-postgres-"))
     guard("hold", folder)
     give_to_server(folder)
@@ -183,7 +183,7 @@ class _Server:
                 os.kill(pid, signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """Let a frozen server go on."""
+        """Let a frozen server continue."""
         for pid in reversed(self.pids):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
@@ -386,7 +386,7 @@ class PostgresServer(_Server):
         until(lambda: self.execute(query, [position]), "the standby to catch up")
 
     def promote(self) -> None:
-        """Make this standby a primary, and return when it takes writes. The old primary goes on if it runs."""
+        """Promote this standby, and return when it accepts writes. The old primary continues if it runs."""
         [(done,)] = self.execute("SELECT pg_promote(true, %s)", [int(PATIENCE)])
         assert done, "the standby was not promoted"
 

@@ -179,14 +179,14 @@ def _of_registers(contents: PartitionContents) -> Iterator[str]:
         if under := job.get("parked_under"):
             parked.add(f"{queue}\0{under}")
             if under.startswith("rate:") and under not in contents.scores("opening", queue):
-                yield f"nobody looks when {under!r} of {queue!r} opens"
+                yield f"{under!r} of {queue!r} is not among the rates to check"
     if parked != set(contents.scores("places")):
         yield f"places holds {set(contents.scores('places'))}, the records say {parked}"
     faults = set(contents.names("failed"))
     if faults != set(contents.scores("faults")):
         yield f"faults holds {set(contents.scores('faults'))}, there are indexes of {faults}"
     yield from (
-        f"{queue!r} waits for {under!r} to open, where nobody is parked"
+        f"{queue!r} waits for {under!r} to open, but no job is parked there"
         for queue in contents.names("opening")
         for under in contents.scores("opening", queue)
         if f"{queue}\0{under}" not in parked
@@ -224,7 +224,7 @@ def _of_other_keys(contents: PartitionContents) -> Iterator[str]:
         if (ref in loads) != apart or len(job["payload"]) != (0 if apart else job["load"]):
             yield f"{ref!r} has no payload, or two"
         if (ref in results) != bool(job.get("result_apart")):
-            yield f"{ref!r} has a result beside it, and does not say so, or has none"
+            yield f"{ref!r} has a result apart from the record that the record does not name, or the reverse"
         if (ref in results or "result" in job) and job["state"] != "completed":
             yield f"{ref!r} is {job['state']} and has a result"
         if (ref in data) != bool(job.get("data_number")):
@@ -240,9 +240,9 @@ def _of_other_keys(contents: PartitionContents) -> Iterator[str]:
     active = {ref for ref, job in contents.jobs.items() if job["state"] == "active"}
     if not set(contents.hash("traces")) <= active:
         yield f"traces are kept of {set(contents.hash('traces')) - active}, which are not active"
-    for index, beside in (("windows", "window"), ("taken", "reach"), ("limited", "limited_for"), ("seen", "workers")):
-        if set(contents.scores(index)) != set(contents.hash(beside)):
-            yield f"{index} are {set(contents.scores(index))}, beside them are {set(contents.hash(beside))}"
+    for index, values in (("windows", "window"), ("taken", "reach"), ("limited", "limited_for"), ("seen", "workers")):
+        if set(contents.scores(index)) != set(contents.hash(values)):
+            yield f"{index} are {set(contents.scores(index))}, their values are {set(contents.hash(values))}"
     schedules = contents.hash("schedules")
     for index in ("ticks", "reached"):
         if not set(contents.scores(index)) <= set(schedules):
@@ -250,7 +250,7 @@ def _of_other_keys(contents: PartitionContents) -> Iterator[str]:
 
 
 def _of_calls(contents: PartitionContents) -> Iterator[str]:
-    told = {
+    answers = {
         (queue, call): id_.decode()
         for queue in contents.names("answers")
         for call, id_ in contents.hash("answers", queue).items()
@@ -260,8 +260,8 @@ def _of_calls(contents: PartitionContents) -> Iterator[str]:
         for ref in contents.names("calls")
         for call in contents.calls(ref)
     }
-    if told != taken_in:
-        yield f"calls are answered for by {told}, the jobs have taken in {taken_in}"
+    if answers != taken_in:
+        yield f"calls are answered for by {answers}, the jobs have taken in {taken_in}"
     yield from (
         f"{id_!r} answers for {call!r} in {queue!r}, and is gone"
         for (queue, call), id_ in taken_in.items()

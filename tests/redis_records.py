@@ -1,6 +1,6 @@
-"""The records of a partition as maps of their fields and back, from outside: by nothing that the storage uses.
+"""The records of a partition as maps of their fields and back, without any code of the storage.
 
-src/tenure/storage/redis/lua/parts/record_format.lua tells the form.
+src/tenure/storage/redis/lua/parts/record_format.lua describes the form.
 """
 
 from struct import Struct
@@ -40,7 +40,7 @@ SPECIAL = frozenset(
 
 
 def unfolded(body: bytes) -> dict[str, Any]:
-    """Return the fields of a record, those that are none left out; its parts of bytes, too."""
+    """Return the fields of a record, the unset ones left out, and its byte strings."""
     form, state, marks, fixed, load, rare, *numbers = HEAD.unpack_from(body)
     assert form == 2
     job: dict[str, Any] = {"state": STATES[state - 1], "load": load, **_said(IN_HEAD, numbers)}

@@ -1,4 +1,4 @@
-"""A master watched by sentinels, for the tests: it falls, and another takes its place."""
+"""A master watched by sentinels, for the tests: it fails, and another is promoted."""
 
 from pathlib import Path
 from typing import Any
@@ -9,15 +9,15 @@ SERVICE = "jobs"
 """The name under which the sentinels know the master."""
 
 HASTE = ("INFO-PERIOD", 200, "PUBLISH-PERIOD", 200, "PING-PERIOD", 400, "ASK-PERIOD", 100)
-"""How often sentinels look around, in milliseconds; by default every 1 to 10 s, and no test waits for that.
+"""How often sentinels ping, in milliseconds; by default every 1 to 10 s, which is too long for tests.
 
-Once a master is down its replicas are asked for news each second, and news are good for five pings: with
-shorter ones there would now and then be no replica fit for promotion.
+Once a master is down its replicas are asked for their state each second, and a state is valid for five pings: with
+shorter ones there would sometimes be no replica fit for promotion.
 """
 
 
 class RedisSentinels(Startable):
-    """A master, its replicas, and three sentinels with short patience, on free ports of the loopback."""
+    """A master, its replicas, and three sentinels with short timeouts, on free ports of the loopback."""
 
     def __init__(
         self, folder: Path, *, replicas: int = 2, down_after: int = 500, brand: Brand = REDIS, **config: Any
@@ -38,8 +38,8 @@ class RedisSentinels(Startable):
 
     @property
     def master(self) -> RedisServer:
-        """The server that the first sentinel takes for the master."""
-        return self._at(_told(self.sentinels[0]))
+        """The server that the first sentinel names as the master."""
+        return self._at(_master_port(self.sentinels[0]))
 
     @property
     def replicas(self) -> list[RedisServer]:
@@ -81,25 +81,27 @@ class RedisSentinels(Startable):
         until(self._settled, "one master, and replicas that follow it")
 
     def fail_over(self) -> RedisServer:
-        """Have the sentinels put another in the master's place, in order; return it when all know."""
+        """Have the sentinels promote another server by a failover; return it when all know."""
         before = self.master
         self.sentinels[0].command("SENTINEL", "FAILOVER", SERVICE)
         return self.successor(before)
 
     def lose(self) -> RedisServer:
-        """Kill the master; return the one that has taken its place when all know."""
+        """Kill the master; return the one that was promoted when all know."""
         before = self.master
         before.kill()
         return self.successor(before)
 
     def successor(self, before: RedisServer) -> RedisServer:
-        """Wait until another than this one is the master to all sentinels, and return it."""
+        """Wait until all sentinels name another master than this one, and return it."""
         until(
-            lambda: len(told := {_told(sentinel) for sentinel in self.sentinels}) == 1 and told != {before.port},
+            lambda: (
+                len(ports := {_master_port(sentinel) for sentinel in self.sentinels}) == 1 and ports != {before.port}
+            ),
             "another master",
         )
         self.settle()
-        # One that is still at work on the old master would take no notice of the new one's death.
+        # One that still handles the old master would not notice the new one's death.
         until(lambda: all(_calm(sentinel) for sentinel in self.sentinels), "the sentinels to be done with the change")
         return self.master
 
@@ -119,12 +121,12 @@ class RedisSentinels(Startable):
 
 
 def _calm(sentinel: RedisServer) -> bool:
-    """Whether a sentinel sees nothing wrong with the master, and does nothing about it."""
+    """Return whether a sentinel sees nothing wrong with the master, and does nothing about it."""
     flags: bytes = sentinel.command("SENTINEL", "MASTER", SERVICE)[b"flags"]
     return flags == b"master"
 
 
-def _told(sentinel: RedisServer) -> int:
+def _master_port(sentinel: RedisServer) -> int:
     """Return the port of the server that a sentinel names as the master."""
     _, port = sentinel.command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", SERVICE)
     return int(port)

@@ -1,4 +1,4 @@
-"""Real servers for the tests: found on this machine, started on free ports of the loopback, gone when the tests are."""
+"""Real servers for the tests: found on this machine, started on free ports of the loopback, ended with the tests."""
 
 import atexit
 import json
@@ -27,32 +27,32 @@ from tenure_testing.proxy import free_port
 Found = TypeVar("Found")
 
 PATIENCE = 20.0
-"""Seconds in which a server does what it was told, or the test fails."""
+"""Seconds within which a server obeys, or the test fails."""
 
 
 @dataclass(frozen=True)
 class Brand:
-    """A make of server that Tenure is tested with, and how this machine comes by one."""
+    """A make of server that Tenure is tested with, and where this machine finds it."""
 
     name: str
 
     @property
     def variable(self) -> str:
-        """The environment variable that names a server which runs already."""
+        """The environment variable that names a running server."""
         return f"TENURE_TEST_{self.name.upper()}_URL"
 
     @property
     def url(self) -> str | None:
-        """A server that runs already, for tests that share one."""
+        """The URL of a running server, for tests that share one."""
         return os.environ.get(self.variable) or None
 
     @property
     def program(self) -> str | None:
-        """The program that starts one; it does for nodes of a cluster and for sentinels, too."""
+        """The program that starts one, also as a node of a cluster and as a sentinel."""
         return shutil.which(f"{self.name}-server")
 
     def missing(self, *, own: bool) -> str | None:
-        """Return why there is none here, if so; `own`: one that a test may kill."""
+        """Return why it is missing here, or None; `own`: one that a test may kill."""
         if self.url is not None and not own:
             return None
         remedy = "" if own else f" and {self.variable} is not set"
@@ -65,7 +65,7 @@ class Brand:
 
     @property
     def untested(self) -> str:
-        """What is left out where no program is there: all, or with a server that runs already what kills one."""
+        """The tests that are left out without the program: all, or with a running server those that kill one."""
         return self.name if self.url is None else f"{self.name}, where a test needs one of its own"
 
 
@@ -75,7 +75,7 @@ VALKEY = Brand("valkey")
 
 @cache
 def version_of(program: str) -> tuple[int, ...]:
-    """Return the version that a server's program says it has."""
+    """Return the version that a server's program reports."""
     output = subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout
     found = re.search(r"\bv=([0-9.]+)", output)
     assert found is not None, output
@@ -83,7 +83,7 @@ def version_of(program: str) -> tuple[int, ...]:
 
 
 class Startable(ABC):
-    """What runs inside of a `with`."""
+    """Something that runs inside a `with` block."""
 
     def __enter__(self) -> Self:
         self.start()
@@ -104,7 +104,7 @@ class Startable(ABC):
 class RedisServer(Startable):
     """A server of the test's own, on a free port of the loopback.
 
-    `config`: settings, with `_` for `-`, or what chooses one at each try to start.
+    `config`: settings, with `_` for `-`, or a function that returns them at each attempt to start.
     """
 
     def __init__(self, folder: Path, *, brand: Brand = REDIS, mode: str = "", **config: Any) -> None:
@@ -153,24 +153,24 @@ class RedisServer(Startable):
         raise RuntimeError(f"the server did not come up:\n{self.log.read_text()}")
 
     def stop(self) -> None:
-        """Let it end in order, as a service manager does; it writes what its settings say."""
+        """Stop it as a service manager does; it writes what its settings require."""
         self._end(signal.SIGTERM)
 
     def kill(self) -> None:
-        """Kill it; whatever it has not written is gone."""
+        """Kill it; unwritten data are lost."""
         self._end(signal.SIGKILL)
 
     def restart(self, *, kill: bool = False) -> None:
-        """End it, in order or not, and start it at the same port with the same files."""
+        """End it, by a kill or not, and start it at the same port with the same files."""
         (self.kill if kill else self.stop)()
         self.start()
 
     def freeze(self) -> None:
-        """Stop it in its tracks: connections stay open, and nothing is answered."""
+        """Freeze it: connections stay open, and nothing is answered."""
         os.kill(self.pid, signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """Let a frozen one go on."""
+        """Let a frozen one continue."""
         os.kill(self.pid, signal.SIGCONT)
 
     def command(self, *words: object) -> Any:
@@ -186,7 +186,7 @@ class RedisServer(Startable):
 
     def _come_up(self, port: int) -> bool:
         file = self.folder / "server.conf"
-        if not self.port:  # afterwards the server keeps there what sentinels have told it
+        if not self.port:  # afterwards the server keeps there what sentinels have configured
             settings: dict[str, object] = {"port": port, "bind": "127.0.0.1", "dir": self.folder, "daemonize": "no"}
             if not self._mode:
                 settings |= _DEFAULTS
@@ -202,7 +202,7 @@ class RedisServer(Startable):
         with client_of(f"redis://127.0.0.1:{port}/0", tries=1) as client:
             until(lambda: self._ended or _answers(client), f"{self._program} to answer; its log: {self.log}")
         if self._ended:  # the port was taken in between, or a setting is wrong
-            self._buried()
+            self._forget_process()
         return self.running
 
     @property
@@ -222,9 +222,9 @@ class RedisServer(Startable):
             self._process.kill()
             raise
         finally:
-            self._buried()
+            self._forget_process()
 
-    def _buried(self) -> None:
+    def _forget_process(self) -> None:
         assert self._process is not None
         guard("free", self._process.pid)
         self._process.wait()
@@ -241,13 +241,13 @@ _DEFAULTS: dict[str, object] = {
     "appendonly": "no",
     "maxmemory-policy": "noeviction",
     "enable-debug-command": "yes",
-    "shutdown-timeout": 0,  # else one with replicas waits for them when it is stopped
+    "shutdown-timeout": 0,  # otherwise one with replicas waits for them when it is stopped
     "repl-diskless-sync-delay": 0,
 }
 
 
 class Commons:
-    """A place that many tests share: each has namespaces of its own there, and leaves none of their keys behind."""
+    """A server that many tests share: each has its own namespaces there, and leaves none of their keys behind."""
 
     def __init__(self, url: str, nodes: Callable[[], Iterable[redis.Redis]]) -> None:
         self.url = url
@@ -255,13 +255,13 @@ class Commons:
         self._claimed: list[str] = []
 
     def claim(self) -> str:
-        """Return the address of a namespace that nobody has had before."""
+        """Return the address of an unused namespace."""
         namespace = f"test-{SystemRandom().getrandbits(48):012x}"
         self._claimed.append(namespace)
         return f"{self.url}{'&' if '?' in self.url else '?'}namespace={namespace}"
 
     def clear(self) -> None:
-        """Delete the keys of all that were claimed, and nothing else: the server may be somebody's own."""
+        """Delete the keys of all claimed namespaces, and nothing else: the server may be used for other things."""
         claimed, self._claimed = self._claimed, []
         for node in self.nodes() if claimed else ():
             for namespace in claimed:
@@ -287,7 +287,7 @@ def _scanned(node: redis.Redis, pattern: str) -> Iterator[list[bytes]]:
 
 
 def _deleted(node: redis.Redis, keys: list[bytes]) -> None:
-    """Delete these in one trip, yet one by one, for on a cluster they lie in different slots."""
+    """Delete these in one round trip, but one by one, because on a cluster they lie in different slots."""
     untyped: Any = node
     with untyped.pipeline(transaction=False) as pipeline:
         for key in keys:
@@ -296,7 +296,7 @@ def _deleted(node: redis.Redis, keys: list[bytes]) -> None:
 
 
 def until(holds: Callable[[], Found | None], what: str, patience: float = PATIENCE) -> Found:
-    """Ask again and again, until the answer is something, and return it."""
+    """Ask again and again, until the answer is true, and return it."""
     deadline = time.monotonic() + patience
     while True:
         if answer := holds():
@@ -313,16 +313,16 @@ def command(client: redis.Redis, *words: object) -> Any:
 
 
 def subscribed(server: RedisServer) -> list[dict[str, str]]:
-    """Return the connections of clients that listen to sharded channels there."""
-    told = str(server.command("CLIENT", "LIST"), "utf-8")
-    clients = [dict(pair.split("=", 1) for pair in line.split()) for line in told.splitlines()]
+    """Return the connections of clients that subscribe to sharded channels there."""
+    clients_text = str(server.command("CLIENT", "LIST"), "utf-8")
+    clients = [dict(pair.split("=", 1) for pair in line.split()) for line in clients_text.splitlines()]
     return [client for client in clients if int(client.get("ssub", 0))]
 
 
 def client_of(url: str, *, patience: float = 60, tries: int = 2) -> redis.Redis:
-    """Return a connection: one that gives up late, for frozen servers, and asks twice, for restarted ones."""
+    """Return a connection with a long timeout, for frozen servers, and a second attempt, for restarted ones."""
     untyped: Any = redis.Redis
-    known = re.sub("^valkey", "redis", url)  # to redis-py there is but one make
+    known = re.sub("^valkey", "redis", url)  # redis-py makes no difference between them
     client: redis.Redis = untyped.from_url(
         known, socket_timeout=patience, socket_connect_timeout=5, retry=Retry(NoBackoff(), tries - 1)
     )
@@ -386,7 +386,7 @@ for folder in folders:
 
 
 def guard(verb: Literal["hold", "free"], what: int | Path, end_with: signal.Signals = signal.SIGKILL) -> None:
-    """Tell the guardian of a process or folder that must not outlive this process, or of one that has ended.
+    """Register a process or folder that must not outlive this process with the guardian, or one that has ended.
 
     `end_with`: the signal that ends the process. If it has not ended 6 s later, it is killed.
     """
@@ -399,7 +399,7 @@ def guard(verb: Literal["hold", "free"], what: int | Path, end_with: signal.Sign
 
 @cache
 def _guardian() -> "subprocess.Popen[bytes]":
-    """Start what kills our servers when this process ends, however it ends: then the pipe between them breaks."""
+    """Start the guardian: when this process ends, however it ends, their pipe breaks, and it kills our servers."""
     guardian = subprocess.Popen(
         [sys.executable, "-I", "-S", "-c", _GUARDIAN], stdin=subprocess.PIPE, start_new_session=True
     )

@@ -1,10 +1,10 @@
-"""Prints the numbered statements with the tests that hold us to them, and those that have none yet.
+"""Prints the numbered statements with the tests that check them, and those that have none yet.
 
     python tests/statements.py [REPORT.xml ...]
 
 A test names its statements by a marker, `@pytest.mark.statement(21, "21b")`. The exit status is 1 while one of those
 that must be tests has none. With reports of pytest runs, a statement has a test only if a test of it ran and passed
-there. What a statement says of later features is owed, and printed beside its tests.
+there. A part of a statement that waits for a later feature is printed with its tests.
 """
 
 import ast
@@ -25,7 +25,7 @@ OWED = {
     "73": "an option to hold the slot between two attempts",
     "83": "Redis; memory and SQLite are held to the same",
 }
-"""What a statement says of Redis or of features that are not there yet; the rest of it has a test all the same."""
+"""The part of a statement that waits for a later feature; the rest of it has a test."""
 
 NOT_OURS = {"119": "a lock that is a file of its own; no storage of ours has one, SQLite elects by a row"}
 """Statements about what is not built, with the reason."""
@@ -56,7 +56,7 @@ def main(reports: Sequence[str] = ()) -> int:
 
 
 def written() -> Iterator[tuple[str, str]]:
-    """Yield each statement that a test in the tree is marked with, and where the test stands."""
+    """Yield each statement that a test in the tree is marked with, and the place of the test."""
     for place in PLACES:
         for path in sorted(place.rglob("*.py")):
             for statement, test in marked(ast.parse(path.read_text("utf-8"))):

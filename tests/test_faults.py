@@ -1,4 +1,4 @@
-"""Each fault of the systems before ours has a test of its own here, or a stated reason why it cannot be so far."""
+"""Each fault of earlier systems has its own test here, or a stated reason why it cannot have one so far."""
 
 from tests import faults
 

@@ -157,7 +157,7 @@ PURE = {
     "random",
     "re",
     "typing",
-    # What the clocks of a zone show is a table that lies still; no clock is read.
+    # The time zones are a constant table; no clock is read.
     "zoneinfo",
 }
 
@@ -375,7 +375,7 @@ def test_only_the_clock_reads_time_and_randomness() -> None:
             continue
         text = path.read_text()
         assert not CLOCKS.search(text), f"{path}: takes the time from elsewhere than a Clock"
-        assert not DICE.search(text), f"{path}: rolls a die of its own"
+        assert not DICE.search(text), f"{path}: uses randomness of its own"
 
 
 OUTSIDE = re.compile(
@@ -443,8 +443,8 @@ def test_each_storage_has_one_script_for_each_verb() -> None:
     calls = {**vars(Storage), **vars(MoveTarget)}
     verbs = {name for name, verb in calls.items() if inspect.iscoroutinefunction(verb)}
     verbs -= {"open", "close", "examine"}
-    # What is not the work of one verb: the brackets of a transaction, the counters and lines that verbs leave behind,
-    # and what creates an empty partition.
+    # Scripts that are not the work of one verb: the start and end of a transaction, the counters and lines that verbs
+    # leave behind, and what creates an empty partition.
     shared = {".sql": {"session", "tally", "fair_queue", "rates", "repair"}, ".lua": {"create"}}
     own = {"postgres": {"health", "intake"}}
     folders = [*HOUSE.glob("storage/*/sql"), *HOUSE.glob("storage/*/lua")]

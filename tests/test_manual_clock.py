@@ -1,4 +1,4 @@
-"""The clock that tests move by hand."""
+"""The clock that tests set by hand."""
 
 import pytest
 
@@ -6,14 +6,14 @@ from tenure.clock import SECOND, Clock
 from tenure.testing import ManualClock
 
 
-def test_it_stands_still_by_itself() -> None:
+def test_the_clock_does_not_move_by_itself() -> None:
     clock: Clock = ManualClock(5 * SECOND)
 
     assert (clock.now(), clock.now()) == (5 * SECOND, 5 * SECOND)
     assert clock.uptime() == 0.0
 
 
-def test_time_that_passes_passes_everywhere() -> None:
+def test_an_advance_moves_every_clock() -> None:
     clock = ManualClock()
     start = clock.now()
     clock.advance(1.5)
@@ -24,7 +24,7 @@ def test_time_that_passes_passes_everywhere() -> None:
 
 
 @pytest.mark.parametrize("step", [3600.0, -3600.0, -0.000_001])
-def test_a_step_of_the_wall_lets_no_time_pass(step: float) -> None:
+def test_a_step_of_the_wall_clock_lets_no_time_pass(step: float) -> None:
     clock = ManualClock()
     start = clock.now()
     clock.step_wall(step)

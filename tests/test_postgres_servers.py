@@ -33,7 +33,7 @@ def connected(url: str) -> psycopg.Connection[Any]:
 
 @pytest.fixture
 def client() -> Iterator[Client]:
-    """Return what connects; the connections are closed after the test."""
+    """Return a function that connects; the connections are closed after the test."""
     with ExitStack() as connections:
 
         def connect(url: str) -> psycopg.Connection[Any]:
@@ -228,7 +228,7 @@ def test_a_commit_waits_for_a_synchronous_standby(postgres_server: PostgresServe
     standby.thaw()
     commit.join(20)
 
-    # What was acknowledged is there, whatever happens to the primary.
+    # What was acknowledged is there after any fault of the primary.
     postgres_server.kill()
     standby.promote()
 

@@ -1,4 +1,4 @@
-"""The proxy does to a connection what it says, and nothing when told nothing."""
+"""The proxy makes the faults that it is set to, and passes everything on without one."""
 
 import gc
 import socket
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.system
 
 @pytest.fixture
 def proxy() -> Iterator[Proxy]:
-    """Return a proxy before a server that says again whatever it hears."""
+    """Return a proxy before a server that echoes its input."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         Thread(target=serve, args=(server,), daemon=True).start()
         with Proxy(server.getsockname()[1]) as proxy:
@@ -64,12 +64,12 @@ def echoed(client: socket.socket, said: bytes = b"hello") -> bytes:
 def is_silent(client: socket.socket) -> bool:
     client.settimeout(0.2)
     try:
-        return client.recv(1) == b"?"  # an end would be b"", and no silence
+        return client.recv(1) == b"?"  # an end would be b"", not silence
     except TimeoutError:
         return True
 
 
-def test_it_passes_on_everything_both_ways_and_the_end_too(proxy: Proxy) -> None:
+def test_the_proxy_passes_on_everything_both_ways_and_the_end_too(proxy: Proxy) -> None:
     with joined(proxy) as client:
         said = bytes(range(256)) * 4_000
 
@@ -100,7 +100,7 @@ def test_latency_is_added_each_way_and_keeps_the_order(proxy: Proxy) -> None:
         assert monotonic() - began < 2
 
 
-def test_a_reply_is_cut_after_so_many_bytes_and_so_often(proxy: Proxy) -> None:
+def test_a_reply_is_cut_after_a_number_of_bytes_a_number_of_times(proxy: Proxy) -> None:
     proxy.set_faults(cut_after=3, cuts=1)
     with joined(proxy) as client:
         client.sendall(b"hello")
@@ -177,9 +177,9 @@ def test_a_proxy_refuses_and_accepts_again_at_the_same_port(proxy: Proxy) -> Non
 
 
 def test_a_connection_without_a_server_is_reset(proxy: Proxy) -> None:
-    with socket.socket() as nobody:
-        nobody.bind(("127.0.0.1", 0))
-        with Proxy(nobody.getsockname()[1]) as lost, pytest.raises(ConnectionResetError), joined(lost) as client:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        with Proxy(unused.getsockname()[1]) as lost, pytest.raises(ConnectionResetError), joined(lost) as client:
             client.recv(1)
 
 
@@ -188,7 +188,7 @@ def test_a_closing_proxy_leaves_no_new_connection_open() -> None:
         for _ in range(50):
             with ExitStack() as clients, Proxy(server.getsockname()[1]) as proxy:
                 for _ in range(3):
-                    # The system has let it in; the proxy may not have looked yet.
+                    # The system has accepted it; the proxy may not have looked yet.
                     clients.enter_context(joined(proxy))
             assert not proxy.lines
-        gc.collect()  # what is open still says so here, and fails the test
+        gc.collect()  # a socket that is still open raises a warning here, which fails the test

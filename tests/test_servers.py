@@ -1,4 +1,4 @@
-"""The servers of the tests do not lie: none is left behind, no test sees another's keys, no skip is silent."""
+"""The servers of the tests: none is left behind, no test sees another's keys, no skip is silent."""
 
 import os
 import signal
@@ -32,7 +32,7 @@ def test_only_the_namespaces_of_the_session_are_deleted(redis_commons: Commons) 
     elsewhere.clear()
 
 
-def test_it_is_deleted_on_a_cluster_and_behind_sentinels_too(
+def test_namespaces_are_deleted_on_a_cluster_and_behind_sentinels_too(
     cluster_commons: Commons, sentinel_commons: Commons
 ) -> None:
     for commons in (cluster_commons, sentinel_commons):
@@ -137,7 +137,7 @@ def test_a_replica_takes_over_from_a_master_of_a_cluster(start_cluster: Callable
     assert cluster.replica_of(widow) is second
 
 
-def test_sentinels_put_another_in_the_place_of_a_master(redis_sentinels: RedisSentinels) -> None:
+def test_sentinels_promote_another_server_in_place_of_a_master(redis_sentinels: RedisSentinels) -> None:
     first = redis_sentinels.master
 
     second = redis_sentinels.fail_over()
@@ -198,7 +198,7 @@ def outcome(
     of: str = __file__,
     **more: str,
 ) -> str:
-    """Return what a run says of some tests; without `of` and `chosen`, of three of the tests above."""
+    """Return the output of a run of some tests; without `of` and `chosen`, of three of the tests above."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("TENURE_TEST_")}
     run = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-k", chosen, of],
@@ -234,7 +234,7 @@ def test_a_test_for_valkey_only_is_reported_as_skipped_without_valkey(tmp_path: 
 
 
 @pytest.mark.system
-def test_a_server_that_runs_already_does_for_those_that_share_one(redis_server: RedisServer, tmp_path: Path) -> None:
+def test_a_running_server_is_used_by_tests_that_share_one(redis_server: RedisServer, tmp_path: Path) -> None:
     output = outcome(path=str(tmp_path), TENURE_TEST_REDIS_URL=redis_server.url)
 
     assert "1 passed" in output

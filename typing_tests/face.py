@@ -1,4 +1,4 @@
-"""What the type checkers must know of the public face. Read by mypy and pyright, never run.
+"""What the type checkers must know of the public API. Read by mypy and pyright, never run.
 
 Each line that must be an error carries an ignore; both checkers are configured to report an unneeded ignore.
 """
@@ -258,7 +258,7 @@ def cursor() -> sqlite3.Cursor:
 
 
 class Stream:
-    """Of no kind but its own, and yet an async iterator."""
+    """An async iterator of an unrelated class."""
 
     def __aiter__(self) -> "Stream":
         return self

@@ -1,1 +1,1 @@
-"""Our queue and its rivals, measured on one machine in one run: `make bench-peers`."""
+"""Our queue and others, measured on one machine in one run: `make bench-peers`."""

@@ -1,4 +1,4 @@
-"""What the Python adapters have in common: the conversation, the clock and the tally; standard library only."""
+"""What the Python adapters share: the conversation, the clock and the tally; standard library only."""
 
 import asyncio
 import json
@@ -27,11 +27,11 @@ T = TypeVar("T")
 
 
 class Cannot(Exception):
-    """The peer has nothing of the kind; says why."""
+    """The peer does not have this feature; says why."""
 
 
 class Peer(ABC):
-    """What both kinds have: an order, a tally, and what is known of the peer."""
+    """The base of both kinds: an order, a tally, and the facts about the peer."""
 
     about: ClassVar[About]
 
@@ -46,7 +46,7 @@ class Peer(ABC):
 
 
 class AsyncPeer(Peer):
-    """A peer whose producers and workers are coroutines; on uvloop where its environment has it."""
+    """A peer whose producers and workers are coroutines; on uvloop if its environment has it."""
 
     @abstractmethod
     async def open(self) -> None:
@@ -301,7 +301,7 @@ def _in_threads(target: Callable[[], None], count: int) -> None:
 
 
 class _Timed:
-    """Says how many jobs were enqueued while it was entered, and what that took."""
+    """Measures how many jobs were enqueued in its block, and how long that took."""
 
     def __init__(self, made: list[tuple[int, object]]) -> None:
         self._made = made
@@ -331,7 +331,7 @@ def _numbers(order: Order) -> Iterator[int]:
 
 
 def _due(order: Order) -> Iterator[range]:
-    """Yield the numbers of the jobs that have fallen due since the last ones, by the clock."""
+    """Yield the numbers of the jobs that have become due since the last ones, by the clock."""
     began, sent = time.perf_counter(), 0
     while (passed := time.perf_counter() - began) < order.seconds and sent < order.jobs:
         due = min(int(passed * order.rate), order.jobs)
@@ -340,7 +340,7 @@ def _due(order: Order) -> Iterator[range]:
 
 
 def _rest() -> float:
-    # A random length, so as not to keep step with anybody's polling.
+    # A random length, so as not to keep step with the polling of a worker.
     return random.uniform(0.005, 0.015)
 
 

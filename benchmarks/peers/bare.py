@@ -1,9 +1,9 @@
 """The floor on Redis: the least that keeps the same records as we do, in batches, by a client of forty lines.
 
 One by one and with many callers it calls a script that does nothing: the bare round trip. In bulk it stores each job's
-record, payload and place in the line. At work it settles what it has claimed and claims as many anew in one call, which
-writes a job's record, its run, its lease, its event and its place among the completed; the handlers are awaited one
-after another, with no task, no timer and no fence.
+record, payload and place in the line. At work it settles what it has claimed and claims as many again in one call,
+which writes a job's record, its run, its lease, its event and its place among the completed; the handlers are awaited
+one after another, with no task, no timer and no fence.
 """
 
 import asyncio
@@ -51,7 +51,7 @@ return leases
 
 
 class Wire(asyncio.Protocol):
-    """One connection: what is called within a tick of the loop is written at once, answers come in the same order."""
+    """One connection: calls within a tick of the loop are written at once, answers come in the same order."""
 
     def __init__(self) -> None:
         self._reader = hiredis.Reader()
@@ -67,11 +67,11 @@ class Wire(asyncio.Protocol):
         return wire
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Note whom to write to."""
+        """Store the transport for later writes."""
         self._transport = cast(asyncio.WriteTransport, transport)
 
     def data_received(self, data: bytes) -> None:
-        """Hand out the answers."""
+        """Pass the answers to their callers."""
         self._reader.feed(data)
         while (answer := self._reader.gets()) is not False:
             future = self._waiting.popleft()
@@ -151,7 +151,7 @@ class Bare(AsyncPeer):
 
 
 async def noop(peer: Bare, number: int) -> None:
-    """Be a handler."""
+    """Run a handler."""
     peer.tally.started(number)
 
 

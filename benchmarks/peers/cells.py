@@ -1,4 +1,4 @@
-"""What is measured of each peer, one function a cell."""
+"""The measurements of each peer, one function a cell."""
 
 import os
 import shutil
@@ -30,15 +30,15 @@ BACKLOG = 60_000
 WORN = 200_000
 """How many jobs go through the storage before `process_worn` measures, unless the run says otherwise."""
 SLOW = 400
-"""Jobs a second that a peer is given time for where many go in or through; what it has not done by then is told."""
+"""Jobs a second that a peer gets time for where many are enqueued or processed; the report names what is not done."""
 STARTING = 20.0
 SETTLING = 1.0
 FIRST = 1_000_000
 FILLING = 10.0
 READ = 2_000
-"""Of how many jobs results are read, the newest: older ones may be past what a peer keeps."""
+"""The number of jobs whose results are read, the newest: older ones may be past what a peer keeps."""
 FINISHING = 10.0
-"""For how long a cell that is measured goes on until all its jobs have run, to see that each did so once."""
+"""How long a measured cell continues until all its jobs have run, to check that each did so once."""
 ENDING = 0.3
 LOOK = 0.005
 PACED, PACED_FOR = 500, 2.0
@@ -65,27 +65,27 @@ class Place(Struct, frozen=True):
 
     @property
     def url(self) -> str:
-        """Return the address that the adapter is told."""
+        """Return the address that the adapter gets."""
         return self.server.url if self.server is not None else f"sqlite:///{self.folder / 'jobs' / 'queue.db'}"
 
     def order(self, order: Order) -> Adapter:
-        """Start an adapter on an order; its URL and its folder for the tally are filled in."""
+        """Start an adapter with an order; its URL and its folder for the tally are filled in."""
         name = "ran" if order.do == "work" else "sent"
         return Adapter(self.command, replace(order, url=self.url, tally=str(self.folder / name)))
 
     def ran(self) -> Reader:
-        """Return what reads the tally of the workers."""
+        """Return the reader of the workers' tally."""
         return Reader(self.folder / "ran")
 
     def make_tables(self) -> None:
-        """Let the peer make its tables, where it has some: two processes that start at once would both make them."""
+        """Let the peer create its tables, if it has any: two processes that start at once would both create them."""
         if self.entry.storage == "postgresql":
             with self.order(Order("enqueue")) as maker:
                 maker.hear("ready", STARTING)
 
 
 class Found(Struct):
-    """The figures of a cell, and what was odd."""
+    """The figures of a cell, and remarks on it."""
 
     figures: Figures
     remarks: list[str] = []
@@ -97,15 +97,15 @@ class Cell(Struct, frozen=True):
     name: str
     measure: Callable[[Place, "Known"], Found]
     rounds: int = 5
-    """In how many of five rounds it is taken; in fewer where it hardly differs from one to the next."""
+    """In how many of five rounds it is measured; in fewer if it hardly differs from one to the next."""
     alone: bool = True
-    """Whether nothing else may run beside it; those that mostly wait run together, each on a server of its own."""
+    """Whether it must run alone; cells that mostly wait run together, each on its own server."""
     on: tuple[str, ...] = ()
-    """The storages that it is taken on; all, if none is named."""
+    """The storages that it is measured on; all, if none is named."""
 
 
 Known = Callable[[str, str], float | None]
-"""Tells what a figure of a cell of this peer was so far, in the median, if it was measured."""
+"""Returns the median of a figure of a cell of this peer so far, if it was measured."""
 
 
 @contextmanager
@@ -114,7 +114,7 @@ def place(
 ) -> Generator[Place]:
     """Give a cell an empty storage, and remove it afterwards."""
     with tempfile.TemporaryDirectory(prefix="tenure-peers-") as folder:
-        # Tallies go to memory where there is some; SQLite goes to the disk, for its fsync is part of the figure.
+        # Tallies go to memory if there is enough; SQLite goes to the disk, because its fsync is part of the figure.
         memory = Path("/dev/shm")
         tallies = Path(tempfile.mkdtemp(prefix="tenure-peers-", dir=memory if memory.is_dir() else None))
         try:
@@ -130,7 +130,7 @@ def place(
 
 
 def taken(cell: Cell, at: Place, known: Known, number: int) -> Sample:
-    """Measure one cell; what goes wrong in it is part of the sample."""
+    """Measure one cell; a failure in it is part of the sample."""
     began = time.monotonic()
 
     def sample(**found: object) -> Sample:
@@ -150,7 +150,7 @@ def taken(cell: Cell, at: Place, known: Known, number: int) -> Sample:
 
 
 def enqueue(*, callers: int = 1, batch: int = 1) -> Callable[[Place, Known], Found]:
-    """Return the cell that enqueues for a while, nobody working."""
+    """Return the cell that enqueues for a while, without a worker."""
 
     def measure(at: Place, known: Known) -> Found:
         order = Order("enqueue", jobs=JOBS, seconds=SECONDS, callers=callers, batch=batch)
@@ -176,7 +176,7 @@ def enqueue(*, callers: int = 1, batch: int = 1) -> Callable[[Place, Known], Fou
 def process(
     *, concurrency: int, processes: int = 1, echo: bool = False, most: int = JOBS
 ) -> Callable[[Place, Known], Found]:
-    """Return the cell that works off jobs that wait, `most` of them, with one kilobyte there and back if `echo`."""
+    """Return the cell that processes waiting jobs, `most` of them, with one kilobyte there and back if `echo`."""
 
     def measure(at: Place, known: Known) -> Found:
         jobs = min(most, max(100, int(SECONDS * (known(at.cell, "rate") or at.entry.rate))))
@@ -201,7 +201,7 @@ def process(
 
 
 def process_backlog(at: Place, known: Known) -> Found:
-    """Work for a while on more jobs than that takes; the others go on waiting."""
+    """Work for a while on more jobs than can be done in that time; the others remain waiting."""
     with ExitStack() as stack:
         order = Order("enqueue", jobs=at.backlog)
         _, jobs = stack.enter_context(_filled(at, order, max(FILLING, at.backlog / SLOW)))
@@ -212,7 +212,7 @@ def process_backlog(at: Place, known: Known) -> Found:
 
 
 def process_worn(at: Place, known: Known) -> Found:
-    """Work off jobs that wait, as `process` does, after many others have gone through the same storage."""
+    """Process waiting jobs, as `process` does, after many others have gone through the same storage."""
     gone = _gone_through(at, at.worn, max(FILLING, at.worn / SLOW))
     for tally in (at.folder / "ran").iterdir():
         tally.unlink()
@@ -227,7 +227,7 @@ def process_worn(at: Place, known: Known) -> Found:
 
 
 def _gone_through(at: Place, jobs: int, within: float) -> int:
-    """Enqueue so many jobs while a worker works them off; return how many it did in that time."""
+    """Enqueue this many jobs while a worker processes them; return how many it did in that time."""
     reader = at.ran()
     with ExitStack() as stack:
         (worker,) = _at_work(stack, at, Order("work", concurrency=100))
@@ -236,13 +236,13 @@ def _gone_through(at: Place, jobs: int, within: float) -> int:
         while reader.read() < jobs and time.monotonic() < deadline:
             worker.check()
             time.sleep(10 * LOOK)
-        # What has started is to be settled, too.
+        # Started jobs are to be settled, too.
         time.sleep(SETTLING)
         return reader.read()
 
 
 def _at_work(stack: ExitStack, at: Place, order: Order, processes: int = 1) -> list[Adapter]:
-    """Start workers, and let all go at once when all are ready."""
+    """Start workers, and let all begin at once when all are ready."""
     workers = [stack.enter_context(at.order(order)) for _ in range(processes)]
     for worker in workers:
         worker.hear("ready", STARTING)
@@ -253,7 +253,7 @@ def _at_work(stack: ExitStack, at: Place, order: Order, processes: int = 1) -> l
 
 def _readable(reader: Reader) -> range:
     reader.read()
-    # What started this moment may not have returned yet, where a worker has not come to the end.
+    # A run that started at this moment may not have returned yet, if a worker has not come to the end.
     done = time.monotonic_ns() - int(ENDING * 1e9)
     if newest := stretch([note.number for note in reader.started if note.at_ns <= done], READ):
         return newest
@@ -261,7 +261,7 @@ def _readable(reader: Reader) -> range:
 
 
 def stretch(numbers: Iterable[int], most: int) -> range:
-    """Return the last stretch of so many numbers without a gap; where none is as long, the last of the longest."""
+    """Return the last stretch of this many numbers without a gap; if none is as long, the last of the longest."""
     run = longest = range(0)
     for number in sorted(set(numbers)):
         first = run.start if number == run.stop else number
@@ -272,7 +272,7 @@ def stretch(numbers: Iterable[int], most: int) -> range:
 
 @contextmanager
 def _filled(at: Place, order: Order, within: float = FILLING) -> Generator[tuple[Adapter, int]]:
-    """Enqueue by the fastest of what the peer has, for so long at most; yields the producer, and how many it were."""
+    """Enqueue by the fastest means of the peer, up to a time limit; yields the producer, and the number of jobs."""
     bulk = at.entry.bulk
     fastest = replace(order, seconds=within, batch=BATCH if bulk else 1, callers=1 if bulk else CALLERS)
     with at.order(fastest) as producer:
@@ -285,7 +285,7 @@ def _filled(at: Place, order: Order, within: float = FILLING) -> Generator[tuple
 
 
 class _Look(Struct, frozen=True):
-    """What there was to see at one moment."""
+    """What was visible at one moment."""
 
     started: int
     worker_cpu: float
@@ -293,7 +293,7 @@ class _Look(Struct, frozen=True):
 
 
 def _worked(at: Place, workers: list[Adapter], jobs: int, *, until_all: bool = True) -> Found:
-    """Watch the workers for as long as it is measured; then, `until_all` have run, at most 10 s more."""
+    """Watch the workers for the time of the measurement; then, `until_all` have run, at most 10 s more."""
     reader, looks = at.ran(), list[_Look]()
     deadline = time.monotonic() + STARTING + SECONDS + FINISHING
     over, measured = None, None
@@ -323,7 +323,7 @@ def _worked(at: Place, workers: list[Adapter], jobs: int, *, until_all: bool = T
     if not until_all:
         return found
     if (left := jobs - len(ran)) > 0:
-        # Not lost: it was not waited for them any longer.
+        # Not lost: the wait for them ended.
         found.remarks.append(f"{left} of {jobs} jobs had not run {SECONDS + FINISHING:.0f} s after the first")
     found.figures["left"] = float(max(left, 0))
     return found
@@ -347,7 +347,7 @@ def _cost(looks: list[_Look]) -> Figures:
     first = next(look for look in looks if look.started)
     last = looks[-1]
     if last.started == first.started:
-        # All done between two looks: what the start took is in it then.
+        # All done between two looks: then it includes the time of the start.
         first = looks[0]
     jobs = last.started - first.started
     return {
@@ -364,16 +364,16 @@ def _cpu(at: Place) -> float:
 
 
 def latency_idle(at: Place, known: Known) -> Found:
-    """Measure from the call of enqueue to the start of the handler, one job at a time, with rests."""
+    """Measure from the call of enqueue to the start of the handler, one job at a time, with pauses."""
     return _latency(at, Order("pace", jobs=PACED, seconds=PACED_FOR), concurrency=10)
 
 
 def latency_loaded(at: Place, known: Known) -> Found:
-    """Measure the same while jobs come in at half the rate at which it does them, or takes them in if that is less."""
+    """Measure the same while jobs come in at half the rate at which it does them, or accepts them if that is less."""
     rates = [known("process_100", "rate"), known("enqueue_callers", "rate")]
     rate = min((rate for rate in rates if rate), default=0.0) / 2
     if not rate:
-        raise Failed("there is no rate yet of which this could be the half")
+        raise Failed("the rate is unknown, so half of it is, too")
     order = Order("pace", jobs=JOBS, seconds=PACED_FOR, rate=rate)
     found = _latency(at, order, concurrency=100)
     found.figures["load"] = rate
@@ -389,7 +389,7 @@ def _latency(at: Place, order: Order, *, concurrency: int) -> Found:
         producer.tell("go")
         sent_jobs = producer.hear("enqueued", PACED_FOR + FILLING)["jobs"]
         deadline = time.monotonic() + FINISHING
-        # One more has run: the one that showed that the worker does.
+        # One more has run: the one that showed that the worker runs.
         while reader.read() <= sent_jobs and time.monotonic() < deadline:
             worker.check()
             time.sleep(LOOK)
@@ -411,7 +411,7 @@ def _latency(at: Place, order: Order, *, concurrency: int) -> Found:
 
 
 def _settled(at: Place, worker: Adapter) -> Reader:
-    """Wait until the worker has run a job, for some take seconds to start, and then a little."""
+    """Wait until the worker has run a job, because some take seconds to start, and then a little."""
     with at.order(Order("enqueue", first=FIRST, jobs=1)) as producer:
         producer.hear("ready", STARTING)
         producer.tell("go")
@@ -426,11 +426,11 @@ def _settled(at: Place, worker: Adapter) -> Reader:
     return reader
 
 
-# --- what it costs to wait -------------------------------------------------------------------------
+# --- the cost of waiting ---------------------------------------------------------------------------
 
 
 def memory(at: Place, known: Known) -> Found:
-    """Measure what a waiting job with a text of 200 bytes takes: the server's memory, or the file's size."""
+    """Measure the size of a waiting job with a text of 200 bytes: in the server's memory, or in the file."""
     before = _used(at)
     with _filled(at, Order("enqueue", task="echo", jobs=WAITING, size=WAITING_SIZE)) as (_, jobs):
         # The producer's own connections are part of neither.
@@ -446,7 +446,7 @@ def _used(at: Place) -> int:
 
 
 def idle(at: Place, known: Known) -> Found:
-    """Measure what a worker does that has nothing to do."""
+    """Measure the load of a worker without jobs."""
     with at.order(Order("work", concurrency=10)) as worker:
         worker.hear("ready", STARTING)
         worker.tell("go")
@@ -460,7 +460,7 @@ def idle(at: Place, known: Known) -> Found:
             "server_cpu": 100 * (_cpu(at) - server_cpu) / passed,
         }
         if at.server is not None:
-            # One of them was our own question.
+            # One of them was our own query.
             figures["commands"] = max(at.server.commands() - commands - 1, 0) / passed
         worker.check()
     return Found(figures)
@@ -470,7 +470,7 @@ def idle(at: Place, known: Known) -> Found:
 
 
 def recovery(*, tight: bool) -> Callable[[Place, Known], Found]:
-    """Return the cell that kills a worker with its hands full and starts another."""
+    """Return the cell that kills a busy worker and starts another."""
 
     def measure(at: Place, known: Known) -> Found:
         if tight and not at.entry.tight:
@@ -512,7 +512,7 @@ def recovery_seen(at: Place, known: Known) -> Found:
 
 
 def _running(at: Place, worker: Adapter, order: Order, count: int) -> Reader:
-    """Enqueue jobs, and wait until so many of them have run for a while."""
+    """Enqueue jobs, and wait until this many of them have run for a while."""
     with at.order(order) as producer:
         producer.hear("ready", STARTING)
         producer.tell("go")
@@ -532,7 +532,7 @@ def _wait_for_all(reader: Reader, heir: Adapter, held: int = HELD) -> None:
         reader.read()
         heir.check()
         time.sleep(10 * LOOK)
-    # Somebody may yet come back for what was done.
+    # A worker may still recover what was done.
     time.sleep(AFTERWARDS)
     reader.read()
 
@@ -540,7 +540,7 @@ def _wait_for_all(reader: Reader, heir: Adapter, held: int = HELD) -> None:
 def _recovered(
     reader: Reader, killed_ns: int, *, held: int = HELD, victim: str | None = None
 ) -> tuple[Figures, list[str]]:
-    """`victim`: the process that was killed, if others went on."""
+    """`victim`: the process that was killed, if others continued."""
     before = {note.number for note in reader.started if note.at_ns <= killed_ns and victim in (None, note.process)}
     done = {note.number for note in reader.finished if note.at_ns <= killed_ns}
     finished = Counter(note.number for note in reader.finished)
@@ -555,7 +555,7 @@ def _recovered(
         "running": float(len(running)),
         "again": float(len(running & set(again))),
         "unfinished": float(held - len(finished)),
-        # Whoever was running when the worker was killed had to start once more, and nobody else.
+        # A run that was active when the worker was killed had to start once more, and no other.
         "twice": float(sum(times - 1 - (number in running) for number, times in starts.items() if times > 1)),
     }
     if seconds:

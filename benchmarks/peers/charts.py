@@ -1,4 +1,4 @@
-"""What is drawn: plain data for plots.py, which runs elsewhere and knows nothing of queues."""
+"""The data of the charts, for plots.py, which runs in another environment and does not import this."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -88,7 +88,7 @@ AXES = (
 
 
 def charts(found: Found, growth: Growth | None) -> list[Chart]:
-    """Return all charts that there are figures for."""
+    """Return all charts for which figures exist."""
     return [*_bars(found), *_growth(growth)]
 
 
@@ -112,10 +112,10 @@ def _panel(found: Found, storage: str, panel: Panel) -> dict[str, Any]:
                     "value": got.median,
                     "least": got.least,
                     "most": got.most,
-                    "told": shown(got.median),
+                    "value_label": shown(got.median),
                 }
             )
-    # Those that let go of a job before its work stand apart, below.
+    # Those that release a job before its work are listed separately, below.
     sign = -1 if most else 1
     return {"title": title, "bars": sorted(bars, key=lambda bar: (bar["kind"] == "before", sign * bar["value"]))}
 

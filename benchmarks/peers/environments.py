@@ -1,7 +1,7 @@
-"""The environment of each peer, made below `.bench/` from the versions in versions.toml.
+"""The environment of each peer, created below `.bench/` from the versions in versions.toml.
 
-`python -m benchmarks.peers.environments` makes what is missing; `--renew KEY...` raises these peers to the newest
-versions that install today and writes them down.
+`python -m benchmarks.peers.environments` creates what is missing; `--renew KEY...` raises these peers to the newest
+versions that can be installed today and writes them down.
 """
 
 import argparse
@@ -34,15 +34,15 @@ class Source(Struct, frozen=True):
     """The Python module that obeys orders; or else `script`, by Node."""
     script: str | None = None
     wants: list[str] = []
-    """What is asked of the registry; the newest of it, when renewed."""
+    """The requirement for the registry; the newest version of it, when renewed."""
     pins: list[str] = []
     """All that is installed, each at one version."""
     same: str | None = None
     """The peer whose environment this one shares."""
     python: str = PREFERRED
-    """The interpreter; where there is none of it, the one that runs this."""
+    """The interpreter; if this machine does not have it, the one that runs this."""
     cells: list[str] = []
-    """The cells that it is there for, where it differs from another in nothing else; all, if none is named."""
+    """The cells that it is measured in, if it differs from another peer only there; all, if none is named."""
 
 
 def sources() -> dict[str, Source]:
@@ -51,20 +51,20 @@ def sources() -> dict[str, Source]:
 
 
 def command(key: str) -> list[str]:
-    """Return what starts a peer's adapter, but for the order.
+    """Return the command that starts a peer's adapter, without the order.
 
     Raises:
-        RuntimeError: its environment could not be made.
+            RuntimeError: its environment could not be created.
     """
     source = sources()[key]
-    home = made(key)
+    home = ensure_environment(key)
     if source.script is not None:
         return ["node", str(home / Path(source.script).name)]
     return [str(home / "bin" / "python"), "-m", str(source.module)]
 
 
-def made(key: str) -> Path:
-    """Return the folder of a peer's environment; make it first if it is missing or its versions have changed.
+def ensure_environment(key: str) -> Path:
+    """Return the folder of a peer's environment; create it first if it is missing or its versions have changed.
 
     Raises:
         RuntimeError: it cannot be installed here.
@@ -74,13 +74,13 @@ def made(key: str) -> Path:
     home = _installed(owner, known[owner])
     script = known[key].script
     if script is not None:
-        # Node looks for packages beside the script.
+        # Node looks for packages in the script's folder.
         shutil.copy(ROOT / script, home)
     return home
 
 
 def tool(name: str, pins: Sequence[str]) -> str:
-    """Return the interpreter of an environment of these packages that is no peer's; make it first if there is none.
+    """Return the interpreter of an environment of other packages than a peer's; create it first if it is missing.
 
     Raises:
         RuntimeError: it cannot be installed here.
@@ -133,7 +133,7 @@ def _renewed(key: str) -> list[str]:
     _fill(home, source, source.wants)
     if source.module is None:
         listed = json.loads((home / "package-lock.json").read_text())["packages"]
-        # What is optional is made for one kind of machine, and cannot be asked for on another.
+        # Optional packages exist for one kind of machine, and cannot be requested on another.
         chosen = [path for path in listed if path.count("node_modules/") == 1 and not listed[path].get("optional")]
         names = {path: path.rpartition("node_modules/")[2] for path in chosen}
         return sorted(f"{name}@{listed[path]['version']}" for path, name in names.items())
@@ -144,7 +144,7 @@ def _renewed(key: str) -> list[str]:
 
 
 def _write(key: str, pins: Sequence[str]) -> None:
-    """Put the pins into the peer's table, and leave the rest of the file as somebody wrote it."""
+    """Put the pins into the peer's table, and leave the rest of the file unchanged."""
     lines, inside, skipping = list[str](), False, False
     written = ["pins = [", *(f'    "{pin}",' for pin in pins), "]"]
     for line in [*VERSIONS.read_text().splitlines(), "["]:
@@ -162,7 +162,7 @@ def _write(key: str, pins: Sequence[str]) -> None:
 
 
 def main() -> None:
-    """Make, or renew."""
+    """Create or renew environments."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--renew", nargs="*", metavar="KEY", help="these peers, or all")
     args = parser.parse_args()
@@ -175,7 +175,7 @@ def main() -> None:
             _write(key, _renewed(key))
             (MADE / key / ".made").write_text(_fingerprint(sources()[key]))
     for key in known:
-        made(key)
+        ensure_environment(key)
 
 
 if __name__ == "__main__":

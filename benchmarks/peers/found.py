@@ -1,4 +1,4 @@
-"""The results of a run as the report asks for them: who is compared with whom, and by which figure."""
+"""The results of a run as the report needs them: which peers are compared, and by which figure."""
 
 from collections.abc import Iterable, Sequence
 
@@ -10,7 +10,7 @@ OURS_ON_POSTGRES = "tenure-postgres"
 FLOOR = "floor"
 
 KEEPS_A_RECORD = {"arq", "saq", "streaq", "bullmq", "rq", "bullmq-node"}
-"""Those that keep something of a waiting job that can be looked up by its id; the others have it in the line only."""
+"""Peers that keep something of a waiting job that can be looked up by its id; the others have it in the line only."""
 
 Best = tuple[Entry, Summary]
 
@@ -27,7 +27,7 @@ class Found:
         return [entry for entry in self.results.peers if entry.storage == storage]
 
     def rivals(self, storage: str) -> list[Entry]:
-        """Return the peers that a goal is set against: in Python, acknowledging after the work (on SQLite: all)."""
+        """Return the peers that a goal is compared with: in Python, acknowledging after the work (on SQLite: all)."""
         return [
             entry
             for entry in self.on(storage)
@@ -35,17 +35,17 @@ class Found:
         ]
 
     def figure(self, key: str, cell: str, figure: str = "rate") -> Summary | None:
-        """Return what a figure was over the rounds, if there was any."""
+        """Return the figure's value over the rounds, if it was measured."""
         return summary(values(self.results.samples, peer=key, cell=cell, figure=figure))
 
     def best(self, entries: Iterable[Entry], cell: str, figure: str = "rate", *, most: bool = True) -> Best | None:
-        """Return who of these has the most (or the least) of a figure, and how much."""
+        """Return which of these has the most (or the least) of a figure, and how much."""
         found = [(entry, got) for entry in entries if (got := self.figure(entry.key, cell, figure)) is not None]
         sign = -1 if most else 1
         return min(found, key=lambda pair: sign * pair[1].median, default=None)
 
     def at_best(self, entries: Iterable[Entry], cells: Iterable[str]) -> Best | None:
-        """Return who of these was the fastest in any of these cells, and how fast."""
+        """Return which of these was the fastest in any of these cells, and how fast."""
         entries = list(entries)
         found = [best for cell in cells if (best := self.best(entries, cell)) is not None]
         return max(found, key=lambda pair: pair[1].median, default=None)
@@ -64,12 +64,12 @@ class Found:
 
 
 def in_python(entry: Entry) -> bool:
-    """Return whether a peer runs in Python; those that do not are outside marks."""
+    """Return whether a peer runs in Python; other peers are shown for orientation only."""
     return not entry.interpreter.startswith(("Node", "Bun"))
 
 
 def kind(entry: Entry) -> str:
-    """Return in which of the report's groups an entry stands: `ours`, `after`, `before`, `outside` or `floor`."""
+    """Return the report's group of an entry: `ours`, `after`, `before`, `outside` or `floor`."""
     if entry.role != "peer":
         return entry.role
     if not in_python(entry):

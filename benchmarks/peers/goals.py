@@ -1,4 +1,4 @@
-"""The goals that were set before anything was measured, and what a run says of each."""
+"""The goals that were set before the first measurement, and the result of a run for each."""
 
 from collections.abc import Iterator
 
@@ -10,13 +10,13 @@ from benchmarks.peers.results import Entry, Summary
 
 KILOBYTE = 1024
 FLAT = 1.5
-"""By how much a job may cost more and still count as costing the same."""
+"""The factor by which a job may cost more and still count as costing the same."""
 AT_BEST = ("process_10", "process_100", "process_1000")
 """The cells among which each queue on PostgreSQL has its best."""
 
 
 class Judged(Struct, frozen=True):
-    """One goal and what became of it; `ratio` is None where the run did not measure it."""
+    """One goal and its result; `ratio` is None if the run did not measure it."""
 
     what: str
     goal: str
@@ -73,7 +73,7 @@ def _on_redis(found: Found) -> Iterator[Judged]:
     trip = found.figure(FLOOR, "enqueue_one")
     ours = found.figure(OURS, "latency_idle", "p50")
     ratio = ours.median * trip.median / 1000 if ours and trip else None
-    yield Judged("Redis, latency when idle, p50", "below 3 bare round trips", ratio, _told(floor, trip), 3, False)
+    yield Judged("Redis, latency when idle, p50", "below 3 bare round trips", ratio, _described(floor, trip), 3, False)
     ours = found.figure(OURS, "process_100", "worker_cpu")
     what = "Redis, worker's CPU for a job, at once 100"
     best = found.best(rivals, "process_100", "worker_cpu", most=False)
@@ -185,10 +185,10 @@ def _named(best: Best | None, unit: str) -> str:
     return f"{best[0].title}, {shown(best[1].median)} {unit}" if best else ""
 
 
-def _told(floor: list[Entry], trip: Summary | None) -> str:
+def _described(floor: list[Entry], trip: Summary | None) -> str:
     return f"{floor[0].title}, {1000 / trip.median:.3f} ms" if floor and trip else ""
 
 
 def shown(value: float) -> str:
-    """Return a figure with as many digits as it deserves."""
+    """Return a figure with as many digits as are significant."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.3g}"

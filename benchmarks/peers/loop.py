@@ -1,4 +1,4 @@
-"""The floor on Redis with one task a job, as handlers need that may wait: else as the bare scripts."""
+"""The floor on Redis with one task a job, which handlers that wait need; otherwise like the bare scripts."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -9,7 +9,7 @@ from benchmarks.peers.bare import Bare
 
 
 class Loop(Bare):
-    """Each handler in a task of its own, and a batch settled when all of them are done."""
+    """Each handler in its own task, and a batch settled when all of them are done."""
 
     about = replace(
         Bare.about,
@@ -18,7 +18,7 @@ class Loop(Bare):
     )
 
     async def run(self, handler: Callable[[Bare, int], Awaitable[None]], jobs: list[list[int]]) -> None:
-        """Run the handlers of what was claimed."""
+        """Run the handlers of the claimed jobs."""
 
         async def started(number: int) -> None:
             await handler(self, number)

@@ -68,7 +68,7 @@ class Ours(AsyncPeer):
 
     @classmethod
     def describe(cls, url: str) -> About:
-        """Return what is true of the storage that the URL names."""
+        """Return the facts that depend on the storage of the URL."""
         if url.startswith("postgresql"):
             packages = ("msgspec", "psycopg", "psycopg-binary", "uvloop")
             return replace(ABOUT, title="Tenure on PostgreSQL", rate=10_000, packages=packages)

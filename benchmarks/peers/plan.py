@@ -1,4 +1,4 @@
-"""Which cell is taken when: in rounds, so that whatever else goes on here meets all of them."""
+"""The order of the cells: in rounds, so that other load on the machine affects all of them."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,7 @@ from benchmarks.peers.cells import CELLS, Cell
 from benchmarks.peers.results import Sample
 
 LATER = {"latency_loaded": ("process_100", "enqueue_callers")}
-"""What must be known before a cell can be taken."""
+"""The figures that must be known before a cell can be measured."""
 
 Turn = tuple[str, Cell]
 
@@ -21,11 +21,11 @@ def chosen(names: Sequence[str]) -> list[Cell]:
     """Return the cells of these names, and those that they need; all for no name.
 
     Raises:
-        ValueError: there is no cell of such a name.
+            ValueError: a name is not that of a cell.
     """
     known = {cell.name: cell for cell in CELLS}
     if unknown := set(names) - set(known):
-        raise ValueError(f"there is no cell {', '.join(sorted(unknown))}; there are {', '.join(known)}")
+        raise ValueError(f"unknown cell {', '.join(sorted(unknown))}; there are {', '.join(known)}")
     wanted = {needed for name in names for needed in (name, *LATER.get(name, ()))} or set(known)
     return [cell for cell in CELLS if cell.name in wanted]
 
@@ -33,8 +33,8 @@ def chosen(names: Sequence[str]) -> list[Cell]:
 def turns(peers: Mapping[str, Sequence[str]], cells: Sequence[Cell], *, number: int, seed: int) -> list[Turn]:
     """Return the turns of one round, numbered from 1, in an order that only the seed and the number decide.
 
-    `peers`: each with the cells that it is there for; none for all of them.
-    What needs others to be known comes after all of them; what mostly waits comes last, to be taken side by side.
+    `peers`: each with the cells that it is measured in; none for all of them.
+    Cells that need figures of others come after all of them; cells that mostly wait come last, to run side by side.
     """
     due = [
         (peer, cell)
@@ -47,7 +47,7 @@ def turns(peers: Mapping[str, Sequence[str]], cells: Sequence[Cell], *, number: 
 
 
 def expected(due: Sequence[Turn], samples: Sequence[Sample]) -> float:
-    """Return how many seconds these turns will take by what their cells took before; what is not known takes none."""
+    """Return how many seconds these turns will take by the times of their cells before; unknown cells take none."""
     took = defaultdict[Turn, list[float]](list)
     cells = {cell.name: cell for _, cell in due}
     for sample in samples:

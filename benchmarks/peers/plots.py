@@ -1,6 +1,6 @@
-"""Draws charts as SVG with matplotlib, in an environment of its own: `python plots.py FOLDER < charts.json`.
+"""Draws charts as SVG with matplotlib, in its own environment: `python plots.py FOLDER < charts.json`.
 
-Text and lines are of a grey that can be read on white and on black, and the background is left open.
+Text and lines have a grey that is readable on white and on black, and the background is transparent.
 """
 
 import json
@@ -87,7 +87,7 @@ def _panel(panel: dict[str, Any], axis: Any) -> None:
 
 
 def _decades(panel: dict[str, Any], axis: Any) -> None:
-    # Points and no bars: on a logarithm there is no nought that a length could be counted from.
+    # Points instead of bars: a logarithmic axis has no zero from which a length could be measured.
     drawn = panel["bars"][::-1]
     axis.set_xscale("log")
     axis.grid(axis="x", color=GREY, alpha=0.3, linewidth=0.5)
@@ -102,7 +102,9 @@ def _marked(panel: dict[str, Any], drawn: list[dict[str, Any]], axis: Any) -> No
     spread = [[bar["value"] - bar["least"] for bar in drawn], [bar["most"] - bar["value"] for bar in drawn]]
     axis.errorbar(values, places, xerr=spread, fmt="none", ecolor=GREY, elinewidth=1, capsize=2)
     for place, bar in zip(places, drawn, strict=True):
-        axis.annotate(bar["told"], (bar["most"], place), (5, 0), textcoords="offset points", va="center", fontsize=8)
+        axis.annotate(
+            bar["value_label"], (bar["most"], place), (5, 0), textcoords="offset points", va="center", fontsize=8
+        )
     if 0 < (apart := sum(bar["kind"] == "before" for bar in drawn)) < len(drawn):
         axis.axhline(apart - 0.5, color=GREY, linestyle=":", linewidth=0.8)
     axis.set_yticks(list(places), [bar["label"] for bar in drawn])
@@ -119,7 +121,7 @@ def _marked(panel: dict[str, Any], drawn: list[dict[str, Any]], axis: Any) -> No
 
 
 def lines(chart: dict[str, Any], folder: Path) -> None:
-    """Draw panels beside each other, each of lines over the logarithm of what grows."""
+    """Draw panels next to each other, each of lines over the logarithm of what grows."""
     panels = chart["panels"]
     figure, axes = plt.subplots(1, len(panels), figsize=(WIDTH, 3.4), sharey=True, squeeze=False)
     top = max(point[1] for panel in panels for line in panel["lines"] for point in line["points"])

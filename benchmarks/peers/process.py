@@ -1,4 +1,4 @@
-"""Adapters as processes: started on an order, listened to, and seen off whatever happens."""
+"""Adapters as processes: started with an order, read line by line, and always killed at the end."""
 
 import json
 import os
@@ -26,21 +26,21 @@ class Failed(Exception):
 
 
 class Cannot(Exception):
-    """The peer says that it has nothing of the kind."""
+    """The peer says that it does not have this feature."""
 
 
 class Adapters:
-    """All adapters of one run, so that one who ends the run ends those of other threads, too."""
+    """All adapters of one run, so that the end of the run ends those of other threads, too."""
 
     def __init__(self) -> None:
         self._started: WeakSet[Adapter] = WeakSet()
         self._over = False
 
     def admit(self, adapter: "Adapter") -> None:
-        """Take one in that has been started.
+        """Add a started one.
 
         Raises:
-            Failed: the run is over.
+                Failed: the run has ended.
         """
         self._started.add(adapter)
         if self._over:
@@ -48,7 +48,7 @@ class Adapters:
             raise Failed("the run is over")
 
     def end(self) -> None:
-        """Kill all, and whichever is yet to come."""
+        """Kill all, and every later one."""
         self._over = True
         for adapter in list(self._started):
             adapter.kill()
@@ -62,7 +62,7 @@ class Adapter:
 
     def __init__(self, command: Sequence[str], order: Order) -> None:
         self._words = TemporaryFile()  # noqa: SIM115 - closed with the process
-        # A peer must not find settings or packages of the one who runs this; but its adapter, and ours.
+        # A peer must not find settings or packages of this user; but its adapter, and ours, must.
         environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
         environment |= {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}", "PYTHONNOUSERSITE": "1"}
         self._process = subprocess.Popen(
@@ -84,7 +84,7 @@ class Adapter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # Nobody waits for a worker to leave in peace: what it has not done by now is of no interest.
+        # Workers are not waited for: what they have not done by now is not measured.
         self.kill()
         for pipe in (self._process.stdin, self._process.stdout, self._words):
             if pipe is not None:
@@ -94,8 +94,8 @@ class Adapter:
         """Return its next answer, which must be this one.
 
         Raises:
-            Cannot: it says that the peer has nothing of the kind.
-            Failed: it ended, was silent for longer, or said something else.
+                Cannot: it says that the peer does not have this feature.
+                Failed: it ended, was silent for longer, or said something else.
         """
         parsed: dict[str, Any] = json.loads(self._line(time.monotonic() + within, word))
         if parsed["say"] == "cannot":
@@ -105,20 +105,20 @@ class Adapter:
         return parsed
 
     def tell(self, word: str) -> None:
-        """Say a word to it.
+        """Send a word to it.
 
         Raises:
-            Failed: it is not there any more.
+                Failed: it has ended.
         """
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(word.encode() + b"\n")
             self._process.stdin.flush()
         except BrokenPipeError:
-            raise Failed(f"ended before it was told to {word}: {self.last_words()}") from None
+            raise Failed(f"ended before the order to {word}: {self.last_words()}") from None
 
     def check(self) -> None:
-        """See that it is still there.
+        """Check that it is still running.
 
         Raises:
             Failed: it has ended.
@@ -166,7 +166,7 @@ class Adapter:
 
 
 def without_folders(text: str) -> str:
-    """Return a text in which absolute paths are file names only: results are published, and folders are a machine's."""
+    """Return a text in which absolute paths are file names only: results are published without folders of a machine."""
     return _FOLDERS.sub("", text)
 
 

@@ -1,4 +1,4 @@
-"""Writes docs/benchmarks from what a run found: `make bench-report`."""
+"""Writes docs/benchmarks from the results of a run: `make bench-report`."""
 
 import argparse
 import json
@@ -31,8 +31,8 @@ PLOTTERS = (
 )
 ROUNDS_FOR_CLAIMS = 5
 IDLE_LOAD = 1.0
-TOLD = 300
-"""How many letters of what went wrong are shown."""
+LONGEST = 300
+"""How many characters of a failure are shown."""
 
 GROUPS = {
     "ours": "",
@@ -225,9 +225,9 @@ def _goals(found: Found, growth: Growth | None) -> str:
         )
         for goal in goals
     ]
-    told = f"{met} met, {missed} missed, {len(goals) - met - missed} not measured in this run."
+    summary = f"{met} met, {missed} missed, {len(goals) - met - missed} not measured in this run."
     return "\n".join(
-        ["## The goals", "", told, "", *_grid(("what", "goal", "measured", "against", ""), rows, right={2})]
+        ["## The goals", "", summary, "", *_grid(("what", "goal", "measured", "against", ""), rows, right={2})]
     )
 
 
@@ -271,7 +271,7 @@ def _cell(found: Found, entry: Entry, column: Column) -> str:
     got = found.figure(entry.key, column.cell, column.figure)
     if got is not None:
         return _with_spread(got)
-    # A figure may be missing of a cell that has others, such as when nothing ever came back.
+    # A figure may be missing in a cell that has others, such as when no job ever came back.
     why = found.why_not(entry.key, column.cell)
     if why is None and column.figure == "last" and found.figure(entry.key, column.cell, "unfinished"):
         return "never"
@@ -345,8 +345,8 @@ def _odd(found: Found) -> str:
 
 def _short(words: str) -> str:
     words = " ".join(words.split())
-    # A traceback tells at its end what it is about.
-    return words if len(words) <= TOLD else f"{words[: TOLD // 5]} ... {words[-TOLD * 4 // 5 :]}"
+    # The end of a traceback names the error.
+    return words if len(words) <= LONGEST else f"{words[: LONGEST // 5]} ... {words[-LONGEST * 4 // 5 :]}"
 
 
 def _grid(heads: Sequence[str], rows: Sequence[Sequence[str]], *, right: set[int]) -> list[str]:

@@ -1,4 +1,4 @@
-"""What a run found, as one JSON file: the report reads this and nothing else."""
+"""The results of a run, as one JSON file: the report reads this and nothing else."""
 
 from collections.abc import Iterable, Sequence
 from statistics import median
@@ -10,14 +10,14 @@ FORMAT = 1
 
 
 class Machine(Struct, frozen=True):
-    """What it was measured on."""
+    """The machine that it was measured on."""
 
     system: str
     processor: str
     cores: int
     memory_gib: float
     load: float
-    """The load average of the last minute before the start: what else went on."""
+    """The load average of the last minute before the start: the other load on the machine."""
     python: str
     """The interpreter of the runner."""
     redis: str | None
@@ -28,7 +28,7 @@ class Machine(Struct, frozen=True):
 
 
 class Entry(Struct, frozen=True):
-    """One peer (or ours, or a floor): what it says of itself (order.About), and where it was run."""
+    """One peer (or ours, or a floor): its facts (order.About), and where it was run."""
 
     key: str
     title: str
@@ -61,22 +61,22 @@ class Sample(Struct, frozen=True):
     """Seconds for all of it, starting and filling included."""
     figures: dict[str, float] = {}
     failed: str | None = None
-    """It was asked for what it promises, and did not do it: a crash, a hang, a job that was lost."""
+    """It was asked for what it promises, and did not do it: a crash, a hang, a lost job."""
     cannot: str | None = None
-    """It promises nothing of the kind, and said so."""
+    """It does not promise that, and said so."""
     remarks: list[str] = field(default_factory=list[str])
-    """What else was odd, such as jobs that ran twice."""
+    """Other remarks, such as jobs that ran twice."""
 
 
 class Quantity(Struct, frozen=True):
-    """What one figure of one cell is."""
+    """What one figure of one cell means."""
 
     cell: str
     figure: str
     title: str
     unit: str
     better: str
-    """`more` or `less`; or `none`, where it is only told."""
+    """`more` or `less`; or `none`, if it is shown without a judgement."""
     digits: int = 0
 
 
@@ -90,7 +90,7 @@ class Results(Struct, frozen=True):
     rounds: int
     """How many rounds were begun; a cell that needs fewer has fewer samples."""
     options: dict[str, str]
-    """What the run was asked for, where that was not the default; `quick` or less rounds are no basis for claims."""
+    """What the run was asked for, if that was not the default; `quick` or fewer rounds do not support claims."""
     machine: Machine
     peers: list[Entry]
     quantities: list[Quantity]
@@ -101,7 +101,7 @@ class Results(Struct, frozen=True):
 
 
 def together(runs: Sequence[Results]) -> Results:
-    """Return several runs on one machine as one, such as one for each storage. Of a cell in two, the later counts.
+    """Merge several runs on one machine into one, such as one for each storage. Of a cell in two, the later counts.
 
     Raises:
         ValueError: they were on different machines.
@@ -143,12 +143,12 @@ class Summary(Struct, frozen=True):
 
     @property
     def spread(self) -> float:
-        """Half of what lies between the least and the most, as a share of the median."""
+        """Half of the distance between the least and the most, as a share of the median."""
         return (self.most - self.least) / 2 / self.median if self.median else 0.0
 
 
 def summary(values: Sequence[float]) -> Summary | None:
-    """Return what so many rounds come to; None of none."""
+    """Return the summary of these rounds; None without any."""
     return Summary(median(values), min(values), max(values), len(values)) if values else None
 
 

@@ -1,8 +1,8 @@
-"""Measures our queue and its rivals on this machine, in this run: `make bench-peers`.
+"""Measures our queue and others on this machine, in this run: `make bench-peers`.
 
-It starts a Redis of its own on the loopback that keeps nothing on disk, and a PostgreSQL that writes through to the
-disk, installs each peer into an environment of its own below .bench/ the first time, and writes what it finds as JSON.
-docs/howto/benchmarks.md tells how to read it.
+It starts its own Redis on the loopback, which keeps nothing on disk, and a PostgreSQL that writes through to the disk,
+installs each peer into its own environment below .bench/ the first time, and writes the results as JSON.
+docs/howto/benchmarks.md explains how to read it.
 """
 
 import argparse
@@ -38,7 +38,7 @@ STORAGES = get_args(Storage)
 
 
 class Run:
-    """One run: what is measured, and what it has found so far."""
+    """One run: what is measured, and the results so far."""
 
     def __init__(self, args: argparse.Namespace, server: RedisServer, postgres: PostgresServer | None) -> None:
         self._asked = args
@@ -55,10 +55,10 @@ class Run:
         self._rounds = 0
 
     def prepare(self) -> None:
-        """Install what is not installed yet, and ask each adapter what it is."""
+        """Install what is missing, and ask each adapter for its facts."""
         known = sources()
         if unknown := set(self._asked.only) - set(known):
-            raise SystemExit(f"there is no peer {', '.join(sorted(unknown))}; there are {', '.join(known)}")
+            raise SystemExit(f"unknown peer {', '.join(sorted(unknown))}; there are {', '.join(known)}")
         for key, source in known.items():
             if key in (self._asked.only or known) and source.storage in (self._asked.storage or STORAGES):
                 try:
@@ -71,11 +71,11 @@ class Run:
                     _tell(f"{key} cannot be had: {error}")
                 else:
                     self._commands[key], self._sources[key] = words, source
-        # What was installed just now is no part of the time.
+        # An installation just now does not count for the time.
         self._clock = time.monotonic()
 
     def measure(self, write: Callable[[Results], None]) -> None:
-        """Take the rounds for which there is time; what is found is written after each."""
+        """Run the rounds for which there is time; the results are written after each."""
         peers, cells = {key: cells_of(self._sources[key]) for key in self._entries}, chosen(self._asked.cells)
         for number in range(1, self._asked.rounds + 1):
             due = turns(peers, cells, number=number, seed=self._asked.seed)
@@ -87,7 +87,7 @@ class Run:
             write(self.results())
 
     def results(self) -> Results:
-        """Return what is known so far."""
+        """Return the results so far."""
         options = {name: str(value) for name, value in vars(self._asked).items() if value and name != "output"}
         return Results(
             began=self._began.isoformat(timespec="seconds"),
@@ -112,22 +112,22 @@ class Run:
                 self._keep(self._taken(key, cell, server), f"{place_in_round}/{len(alone)}")
         with ThreadPoolExecutor(TOGETHER) as pool:
             try:
-                for sample in pool.map(self._beside, [turn for turn in due if not turn[1].alone]):
-                    self._keep(sample, "beside others")
+                for sample in pool.map(self._run_with_others, [turn for turn in due if not turn[1].alone]):
+                    self._keep(sample, "with others")
             except BaseException:
-                # Else they would be waited for, and it is them that wait for minutes.
+                # Otherwise they would be waited for, and they are the ones that wait for minutes.
                 pool.shutdown(wait=False, cancel_futures=True)
                 ADAPTERS.end()
                 raise
 
-    def _beside(self, turn: Turn) -> Sample:
+    def _run_with_others(self, turn: Turn) -> Sample:
         key, cell = turn
         with self._lent(key) as server:
             return self._taken(key, cell, server)
 
     @contextmanager
     def _lent(self, key: str, redis: RedisServer | None = None) -> Generator[Server | None]:
-        """Lend what a peer keeps its jobs in, if it is a server; `redis`: this one, and not another."""
+        """Lend the server that a peer keeps its jobs in, if any; `redis`: this one, and not another."""
         storage = self._sources[key].storage
         if storage == "redis" and redis is None:
             with a_server() as another:
@@ -153,14 +153,14 @@ class Run:
 
     def _keep(self, sample: Sample, where: str) -> None:
         self._samples.append(sample)
-        told = (
+        shown = (
             sample.failed
             or sample.cannot
             or ", ".join(f"{name} {value:,.3f}" for name, value in sample.figures.items())
         )
         remarks = "".join(f" ({remark})" for remark in sample.remarks)
         word = "FAILED: " if sample.failed else "cannot: " if sample.cannot else ""
-        _tell(f"round {self._rounds} {where} {sample.peer} {sample.cell}: {word}{told}{remarks} [{sample.took:.1f} s]")
+        _tell(f"round {self._rounds} {where} {sample.peer} {sample.cell}: {word}{shown}{remarks} [{sample.took:.1f} s]")
 
     def _passed(self) -> float:
         return time.monotonic() - self._clock
@@ -237,7 +237,7 @@ def main() -> None:
     parser.add_argument("-o", "--output", type=Path, default=MADE / "results.json", help="where the JSON goes")
     args = parser.parse_args()
     if unknown := set(args.storage) - set(STORAGES):
-        parser.error(f"there is no storage {', '.join(sorted(unknown))}; there are {', '.join(STORAGES)}")
+        parser.error(f"unknown storage {', '.join(sorted(unknown))}; there are {', '.join(STORAGES)}")
     if not 0 < args.worn <= MOST:
         # One worker notes them all.
         parser.error(f"--worn is from 1 to {MOST}")
@@ -251,7 +251,7 @@ def main() -> None:
         args.output.write_bytes(msgspec.json.format(msgspec.json.encode(results)) + b"\n")
         _tell(f"written to {args.output}")
 
-    # So that whoever ends this ends the adapters and servers too.
+    # So that the end of this ends the adapters and servers too.
     signal.signal(signal.SIGTERM, _end)
     with a_server() as server, a_postgres(**POSTGRES_SETTINGS) as postgres:
         run = Run(args, server, postgres)

@@ -22,9 +22,9 @@ from tests.postgres_servers import PostgresServer
 SETTINGS = {"bind": "127.0.0.1", "save": "", "appendonly": "no"}
 
 POSTGRES_SETTINGS = {"max_connections": "500", "timezone": "UTC"}
-"""What is set beside that of `make bench`: some peers open dozens of connections a process."""
+"""Settings in addition to those of `make bench`: some peers open dozens of connections a process."""
 
-TOLD_OF_POSTGRES = (
+SHOWN_SETTINGS = (
     "fsync",
     "synchronous_commit",
     "full_page_writes",
@@ -38,7 +38,7 @@ TOLD_OF_POSTGRES = (
 
 
 class Server(Protocol):
-    """Where a cell keeps its jobs, if that is a server, and the few things that are asked of it."""
+    """The server in which a cell keeps its jobs, and the few queries to it."""
 
     url: str
 
@@ -47,11 +47,11 @@ class Server(Protocol):
         ...
 
     def empty(self) -> None:
-        """Forget all jobs and cut off all clients."""
+        """Delete all jobs and disconnect all clients."""
         ...
 
     def used(self) -> int:
-        """Return how many bytes its data take."""
+        """Return the bytes of its data."""
         ...
 
     def commands(self) -> int:
@@ -66,14 +66,14 @@ class RedisServer:
         self.url = f"redis://127.0.0.1:{port}/0"
         self._pid = pid
         self._client = Redis(port=port, retry=Retry(ConstantBackoff(0.05), 200, supported_errors=(NotUp,)))
-        self.version = self._told("redis_version")
+        self.version = self._info("redis_version")
 
     def cpu(self) -> float:
         """Return the seconds of processor time that its process has used."""
         return cpu_of(self._pid)
 
     def empty(self) -> None:
-        """Forget all jobs and all scripts, and who has been killed but still has commands under way."""
+        """Delete all jobs and all scripts, and wait for the commands of killed clients."""
         for kind in ("normal", "pubsub"):
             self._client.client_kill_filter(_type=kind, skipme=True)  # pyright: ignore[reportUnknownMemberType]
         self._client.flushall()  # pyright: ignore[reportUnknownMemberType]
@@ -81,27 +81,27 @@ class RedisServer:
 
     def used(self) -> int:
         """Return how many bytes of memory its data and buffers take."""
-        return int(self._told("used_memory"))
+        return int(self._info("used_memory"))
 
     def commands(self) -> int:
         """Return how many commands it has run, those within scripts included."""
-        return int(self._told("total_commands_processed"))
+        return int(self._info("total_commands_processed"))
 
-    def _told(self, name: str) -> str:
+    def _info(self, name: str) -> str:
         info = self._client.info()  # pyright: ignore[reportUnknownMemberType]
         return str(info[name])
 
 
 @contextmanager
 def a_server() -> Generator[RedisServer]:
-    """Start one, keep it for as long as this is entered, and remove it.
+    """Start one, keep it for the duration of the block, and remove it.
 
     Raises:
         FileNotFoundError: the PATH has neither redis-server nor valkey-server.
     """
     program = shutil.which("redis-server") or shutil.which("valkey-server")
     if program is None:
-        raise FileNotFoundError("there is no redis-server on the PATH: `make servers` installs one")
+        raise FileNotFoundError("redis-server is not on the PATH: `make servers` installs one")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -123,11 +123,11 @@ class Postgres:
     def __init__(self, server: PostgresServer) -> None:
         self._server = server
         self._numbers = itertools.count(1)
-        self.settings = {name: str(server.execute(f"SHOW {name}")[0][0]) for name in TOLD_OF_POSTGRES}
+        self.settings = {name: str(server.execute(f"SHOW {name}")[0][0]) for name in SHOWN_SETTINGS}
 
     @contextmanager
     def database(self) -> "Generator[Database]":
-        """Lend a database that is not there before and after."""
+        """Lend a database that does not exist before and after."""
         database = Database(self._server, f"peers_{next(self._numbers)}")
         try:
             yield database

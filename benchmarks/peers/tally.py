@@ -1,4 +1,4 @@
-"""What handlers note: one file a process, of 16 bytes a note; standard library only.
+"""The notes of handlers: one file a process, of 16 bytes a note; standard library only.
 
 A note is two unsigned little-endian integers of 8 bytes: the number of the job, with `FINISHED` added when it is its
 end that is noted, and the monotonic clock in nanoseconds (one for all processes of a machine; in Node it is
@@ -24,7 +24,7 @@ PIECE = 4096 * NOTE.size
 
 
 class Tally:
-    """Takes notes in this process, from any thread; a child that is forked takes its own."""
+    """Takes notes in this process, from any thread; a forked child takes its own."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
@@ -43,7 +43,7 @@ class Tally:
         with Path(self._folder, f"{os.getpid()}.tally").open("w+b") as file:
             file.truncate(MOST * NOTE.size)
             self._memory = mmap.mmap(file.fileno(), MOST * NOTE.size)
-        # The only step that two threads must not take at once is one of C.
+        # The only step that two threads must not make at once is a single call of C.
         self._places = itertools.count(0, NOTE.size)
 
 
@@ -56,7 +56,7 @@ class Note(NamedTuple):
 
 
 class Reader:
-    """Reads what the processes of one folder note, while they do."""
+    """Reads the notes of the processes of one folder, while they write them."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -169,11 +169,11 @@ class Proxy:
         client, server = line.ends
         try:
             await self._loop.sock_connect(server, ("127.0.0.1", self._target))
-            async with asyncio.TaskGroup() as crew:
+            async with asyncio.TaskGroup() as task_group:
                 for source, sink, replies in ((client, server, False), (server, client, True)):
                     way: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
-                    crew.create_task(self._take(source, way))
-                    crew.create_task(self._deliver(line, way, sink, replies))
+                    task_group.create_task(self._take(source, way))
+                    task_group.create_task(self._deliver(line, way, sink, replies))
         except* OSError:
             pass  # one side is closed, and the other gets a reset
 

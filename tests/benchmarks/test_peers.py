@@ -41,7 +41,7 @@ class TestPlan:
         assert turns(PEERS, CELLS, number=1, seed=7) != turns(PEERS, CELLS, number=1, seed=8)
         assert turns(PEERS, CELLS, number=1, seed=7) != turns(PEERS, CELLS, number=2, seed=7)
 
-    def test_a_cell_that_hardly_differs_is_taken_in_fewer_rounds(self) -> None:
+    def test_a_cell_that_hardly_differs_is_measured_in_fewer_rounds(self) -> None:
         rounds = Counter(
             cell.name for number in range(1, 6) for _, cell in turns({"ours": []}, CELLS, number=number, seed=7)
         )
@@ -87,13 +87,13 @@ class TestPlan:
     def test_a_chosen_cell_includes_its_dependencies(self) -> None:
         assert {cell.name for cell in chosen(["latency_loaded"])} == {"latency_loaded", *LATER["latency_loaded"]}
 
-    def test_a_cell_that_is_not_there_is_refused_by_name(self) -> None:
-        with pytest.raises(ValueError, match="there is no cell procces_10; there are enqueue_one"):
+    def test_an_unknown_cell_is_refused_by_name(self) -> None:
+        with pytest.raises(ValueError, match="unknown cell procces_10; there are enqueue_one"):
             chosen(["procces_10"])
 
 
 class TestStatistics:
-    def test_a_summary_is_the_median_and_how_far_the_rounds_lie_apart(self) -> None:
+    def test_a_summary_is_the_median_and_the_spread_of_the_rounds(self) -> None:
         found = summary([90.0, 100.0, 130.0])
 
         assert found is not None
@@ -125,7 +125,7 @@ class TestRead:
     def test_results_are_read_of_the_newest_jobs(self) -> None:
         assert stretch(range(1, 20_001), 2_000) == range(18_001, 20_001)
 
-    def test_a_job_that_has_not_run_is_not_asked_for(self) -> None:
+    def test_a_job_that_has_not_run_is_not_read(self) -> None:
         assert stretch([1, 2, 3, 4, 6, 7, 8, 10], 3) == range(6, 9)
 
     def test_the_longest_stretch_counts_if_gaps_leave_none_long_enough(self) -> None:
@@ -148,7 +148,7 @@ class TestRead:
 
 @pytest.mark.skipif(missing_postgres(own=True) is not None, reason=str(missing_postgres(own=True)))
 class TestPostgres:
-    def test_jobs_are_worked_off_among_a_backlog_and_after_others(self) -> None:
+    def test_jobs_are_processed_among_a_backlog_and_after_others(self) -> None:
         ours = msgspec.convert({**asdict(ABOUT), "key": "tenure-postgres", "storage": "postgresql", "rate": 1}, Entry)
         with a_postgres(**POSTGRES_SETTINGS) as server:
             assert server is not None
@@ -210,7 +210,7 @@ class TestTally:
 
 
 class TestData:
-    def test_every_order_survives_the_way_to_an_adapter(self) -> None:
+    def test_every_order_can_be_encoded_for_an_adapter(self) -> None:
         order = Order("work", url="redis://127.0.0.1:1/0", task="hold", hold=2.0, tight=True)
 
         assert Order.of_json(order.as_json()) == order
@@ -228,10 +228,10 @@ class TestData:
 
     def test_ours_is_measured_on_its_defaults(self) -> None:
         assert ABOUT.role == "ours"
-        # What is beside them is the default of a worker that has a supervisor, which adapters have not.
+        # The other options default to those of a worker with a supervisor, which adapters do not have.
         assert set(ABOUT.settings) == {"all", "worker", "prefetch"}
 
-    def test_every_figure_belongs_to_a_cell_and_is_there_once(self) -> None:
+    def test_every_figure_belongs_to_a_cell_and_exists_once(self) -> None:
         named = Counter((quantity.cell, quantity.figure) for quantity in QUANTITIES)
 
         assert set(named.values()) == {1}
@@ -242,7 +242,7 @@ class TestData:
 
         assert without_folders(said) == 'File "test_peers.py", line 7, in uvloop/loop.pyx, at redis://127.0.0.1:6379/0'
 
-    def test_results_survive_being_written(self) -> None:
+    def test_results_can_be_written_and_read(self) -> None:
         on = Machine("Linux", "a processor", 2, 24.0, 0.5, "CPython 3.12.1", "7.0.15", {"save": ""}, "3.40.1")
         results = Results(
             "2026-11-22T11:00:00+00:00", 60.0, 7, 5, {}, on, [], list(QUANTITIES), [sample(rate=1.0)], {"rq": "no"}

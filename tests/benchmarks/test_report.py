@@ -34,7 +34,7 @@ def entry(key: str, **fields: Any) -> Entry:
 
 
 def found(*entries: Entry, rounds: int = 5, **rates: float) -> Found:
-    """Return a run in which each of these keys processed so many jobs a second at 100 at once."""
+    """Return a run in which each of these keys processed this many jobs a second at a concurrency of 100."""
     samples = [
         Sample(key.replace("_", "-"), "process_100", number, 1.0, {"rate": rate})
         for key, rate in rates.items()
@@ -48,7 +48,7 @@ def goal(goals: list[Judged], words: str) -> Judged:
 
 
 class TestGoals:
-    def test_a_goal_is_met_or_missed_by_how_much(self) -> None:
+    def test_a_goal_is_met_or_missed_by_its_ratio(self) -> None:
         run = found(entry("tenure"), entry("saq"), tenure=3_500, saq=1_000)
         judgement = goal(judged(run, None), "fastest peer in Python")
 
@@ -94,7 +94,7 @@ class TestGoals:
         assert verdicts["a long backlog"] == "**missed** by 50%"
         assert verdicts["many that have gone through"] == "met"
 
-    def test_less_may_be_better(self) -> None:
+    def test_for_some_figures_less_is_better(self) -> None:
         assert Judged("what", "at most a quarter", 0.2, "", 0.25, False).met
         assert Judged("what", "at most a quarter", 0.5, "", 0.25, False).verdict == "**missed** by 100%"
         assert Judged("what", "none lost", 0.0, "", 0, False).met
@@ -102,7 +102,7 @@ class TestGoals:
 
 
 class TestPage:
-    def test_groups_stand_apart_and_in_each_the_best_is_first(self) -> None:
+    def test_groups_are_separate_and_the_best_of_each_is_first(self) -> None:
         run = found(
             entry("floor"),
             entry("saq"),
@@ -169,14 +169,14 @@ class TestPage:
         assert run.figure("saq", "process_10") is not None
         assert (run.results.rounds, run.results.seconds) == (3, 120.0)
 
-    def test_runs_on_different_machines_do_not_make_one_page(self) -> None:
+    def test_runs_on_different_machines_cannot_be_on_one_page(self) -> None:
         first = found(entry("tenure"), tenure=1_000).results
         on = msgspec.structs.replace(MACHINE, processor="another processor")
 
         with pytest.raises(ValueError, match="not on one machine"):
             together([first, msgspec.structs.replace(first, machine=on)])
 
-    def test_too_few_rounds_are_not_for_quoting(self) -> None:
+    def test_a_page_of_too_few_rounds_warns_against_quoting_it(self) -> None:
         assert "Not for quoting" in page(found(entry("tenure"), rounds=1, tenure=1.0), None, [])
 
     def test_charts_list_queues_that_acknowledge_before_the_work_last(self) -> None:

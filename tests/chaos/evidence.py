@@ -1,4 +1,4 @@
-"""An honest little case: five jobs; one lost its worker to a kill, one to a stop, one was handed back, one fell."""
+"""A small valid case: five jobs; one lost its worker to a kill, one to a stop, one was released, one failed."""
 
 from datetime import timedelta
 
@@ -39,13 +39,13 @@ RUNS: dict[str, list[tuple[Owner, str]]] = {
     "returned": [(SOUND, "released"), (SOUND, "completed")],
     "fallen": [(SOUND, "retried"), (SOUND, "completed")],
 }
-"""Who ran which job, and how each run ended."""
+"""Which worker ran which job, and how each run ended."""
 
 TAKEN = {"struck": SECOND // 10, "held": 24 * SECOND, "returned": SECOND, "fallen": SECOND}
-"""When the first run was over, counted from its begin."""
+"""The time from the first run's start to its end."""
 
 
-def honest() -> ChaosEvidence:
+def valid_case() -> ChaosEvidence:
     return ChaosEvidence(
         enqueued_calls=[
             *(EnqueuedCall(job, what, BEGAN - SECOND) for job in RUNS for what in ("asked", "acked")),
@@ -55,7 +55,7 @@ def honest() -> ChaosEvidence:
         jobs={job: detail(job) for job in RUNS},
         lines=[line for job in RUNS for line in noted(job)],
         events=[
-            *(event for job in RUNS for event in told(job)),
+            *(event for job in RUNS for event in events_of(job)),
             WorkerDied(owner=KILLED.id, host="here", pid=KILLED.pid, signal=9, jobs=1),
             LeadershipAcquired(scope="*", owner=SOUND.id, epoch=1, at=moment(OFFSET)),
         ],
@@ -127,14 +127,14 @@ def noted(job: str) -> list[HistoryLine]:
             case "released":
                 lines.append(structs.replace(start, what="stopped", at=start.at + TAKEN[job]))
             case _ if owner is STOPPED:
-                # It woke up, and came to its end beside the run that had replaced it.
+                # It was resumed, and ended at the same time as the run that had replaced it.
                 lines.append(structs.replace(start, what="done", at=BEGAN + 31 * SECOND))
             case _:
                 pass
     return lines
 
 
-def told(job: str) -> list[AnyEvent]:
+def events_of(job: str) -> list[AnyEvent]:
     events: list[AnyEvent] = []
     for number, (owner, ended) in enumerate(RUNS[job], 1):
         events.append(

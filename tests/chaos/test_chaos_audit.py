@@ -1,4 +1,4 @@
-"""The audit of the chaos: an honest case is green, and each planted lie turns its own check red and no other."""
+"""The audit of the chaos: a valid case passes, and each planted error fails its own check and no other."""
 
 from collections.abc import Callable
 
@@ -32,7 +32,7 @@ from tests.chaos.evidence import (
     edit_job,
     edit_line,
     edit_run,
-    honest,
+    valid_case,
 )
 
 LOST = "no acknowledged job is lost"
@@ -65,18 +65,18 @@ def outage(case: ChaosEvidence, *, at: int, until: int) -> Deed:
     return deed
 
 
-def test_an_honest_case_is_green() -> None:
-    assert red(honest()) == []
+def test_a_valid_case_passes_every_check() -> None:
+    assert red(valid_case()) == []
 
 
 def test_an_audit_of_a_run_without_jobs_fails() -> None:
-    empty = structs.replace(honest(), enqueued_calls=[], jobs={}, lines=[], events=[])
+    empty = structs.replace(valid_case(), enqueued_calls=[], jobs={}, lines=[], events=[])
 
     assert WORKED in red(empty)
 
 
 def test_the_figures_show_each_recovery_and_its_delay() -> None:
-    found = audit(honest())
+    found = audit(valid_case())
 
     assert [
         (recovery.job, recovery.cause, recovery.delay, recovery.bound, recovery.seen) for recovery in found.recoveries
@@ -89,7 +89,7 @@ def test_the_figures_show_each_recovery_and_its_delay() -> None:
 
 def lost(case: ChaosEvidence) -> None:
     del case.jobs["plain"]
-    # What else would tell of it is gone, too: a loss that leaves no trace.
+    # All other traces of it are removed, too: a loss without a trace.
     drop_lines(case, "plain", "start")
     drop_lines(case, "plain", "done")
     drop_event(case, JobStarted, "plain")
@@ -111,7 +111,7 @@ def announced_twice(case: ChaosEvidence) -> None:
 
 
 def completed_twice(case: ChaosEvidence) -> None:
-    # The run that was stopped and woke up: its answer was taken beside that of the run that replaced it.
+    # The run that was stopped and resumed: its answer was accepted as well as that of the run that replaced it.
     edit_run(case, "held", 1, ended="completed")
 
 
@@ -157,7 +157,7 @@ def second_run_untold(case: ChaosEvidence) -> None:
     drop_event(case, JobReleased, "returned")
 
 
-def second_run_told_too_late(case: ChaosEvidence) -> None:
+def second_run_announced_too_late(case: ChaosEvidence) -> None:
     case.events.append(drop_event(case, JobReleased, "returned"))
 
 
@@ -195,11 +195,11 @@ def silence_later_than_its_outage_excuses(case: ChaosEvidence) -> None:
     allowed = BOUNDS.silence + 5 * SECOND + BOUNDS.outage
     edit_event(case, JobStalled, "held", at=moment(OFFSET + BEGAN + 2 * SECOND + allowed + 1))
     _put_off(case, "held")
-    # Somebody worked after it.
+    # Some worker worked after it.
     edit_line(case, "plain", 1, "start", at=BEGAN + 9 * SECOND)
 
 
-def nobody_worked_after_the_outage(case: ChaosEvidence) -> None:
+def no_worker_ran_after_the_outage(case: ChaosEvidence) -> None:
     outage(case, at=BEGAN + 12 * SECOND, until=BEGAN + 13 * SECOND)
 
 
@@ -229,7 +229,7 @@ def clock_set(case: ChaosEvidence) -> None:
     case.drift = SECOND
 
 
-def nobody_stopped(case: ChaosEvidence) -> None:
+def no_worker_stopped(case: ChaosEvidence) -> None:
     case.deeds[1].effect = "death"
     edit_event(case, JobStalled, "held", reason="process_died")
 
@@ -244,7 +244,7 @@ def _put_off(case: ChaosEvidence, job: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("lie", "check"),
+    ("plant", "check"),
     [
         (lost, LOST),
         (never_over, OVER),
@@ -261,7 +261,7 @@ def _put_off(case: ChaosEvidence, job: str) -> None:
         (fence_used_again, FENCES),
         (fence_given_out_again, FENCES),
         (second_run_untold, ANNOUNCED),
-        (second_run_told_too_late, ANNOUNCED),
+        (second_run_announced_too_late, ANNOUNCED),
         (second_run_begun_too_early, ANNOUNCED),
         (live_job_taken, CAUSE),
         (woken_long_before, CAUSE),
@@ -269,36 +269,36 @@ def _put_off(case: ChaosEvidence, job: str) -> None:
         (seen_death_late, SEEN),
         (silence_late, SILENT),
         (silence_later_than_its_outage_excuses, SILENT),
-        (nobody_worked_after_the_outage, RESUMED),
+        (no_worker_ran_after_the_outage, RESUMED),
         (died_by_itself, LEFT),
         (left_by_itself, LEFT),
         (did_not_leave, LEFT),
         (damaged, SOUND_STORAGE),
         (repaired, SOUND_STORAGE),
         (clock_set, SOUND_STORAGE),
-        (nobody_stopped, STRUCK),
+        (no_worker_stopped, STRUCK),
     ],
 )
-def test_each_lie_turns_its_own_check_red(lie: Callable[[ChaosEvidence], None], check: str) -> None:
-    case = honest()
-    lie(case)
+def test_each_planted_error_fails_its_own_check(plant: Callable[[ChaosEvidence], None], check: str) -> None:
+    case = valid_case()
+    plant(case)
 
     assert check in red(case)
-    assert set(red(case)) <= {check, *ALSO.get(lie, ())}
+    assert set(red(case)) <= {check, *ALSO.get(plant, ())}
 
 
 ALSO: dict[Callable[[ChaosEvidence], None], tuple[str, ...]] = {
-    # A run that counts and had been taken is two things at once.
+    # A run that counts and was also taken fails two checks.
     completed_twice: (RESULT,),
     start_without_a_run: (ANNOUNCED,),
     still_at_work_after_handing_back: (),
     second_run_begun_too_early: (),
 }
-"""What cannot be told apart from a lie's own check."""
+"""Checks that necessarily fail together with an error's own check."""
 
 
 def test_a_process_that_starts_during_an_outage_may_exit() -> None:
-    case = honest()
+    case = valid_case()
     outage(case, at=BEGAN - SECOND, until=BEGAN + SECOND)
     case.exits.append(Exit("reaper-0", 1, BEGAN, BEGAN + SECOND))
     case.events.append(WorkerDied(owner="new", host="here", pid=99, status=1, at=moment(OFFSET + BEGAN)))
@@ -307,7 +307,7 @@ def test_a_process_that_starts_during_an_outage_may_exit() -> None:
 
 
 def test_an_outage_extends_the_bound_by_its_length_and_a_lost_sweep() -> None:
-    case = honest()
+    case = valid_case()
     outage(case, at=BEGAN + 4 * SECOND, until=BEGAN + 9 * SECOND)
 
     recovery = next(item for item in audit(case).recoveries if item.job == "held")
@@ -318,7 +318,7 @@ def test_an_outage_extends_the_bound_by_its_length_and_a_lost_sweep() -> None:
 
 @pytest.mark.parametrize(("pid", "times"), [(SOUND.pid, 1), (77, 0)])
 def test_only_the_loss_of_the_leading_reaper_extends_the_bound(pid: int, times: int) -> None:
-    case = honest()
+    case = valid_case()
     at = BEGAN + 5 * SECOND
     case.deeds.append(Deed(kind="kill reaper", effect="death", where="reaper-0", pids=(pid,), at=at, until=at + SECOND))
 
@@ -329,7 +329,7 @@ def test_only_the_loss_of_the_leading_reaper_extends_the_bound(pid: int, times: 
 
 
 def test_a_worker_that_cannot_release_its_jobs_is_a_separate_cause() -> None:
-    case = honest()
+    case = valid_case()
     case.deeds[1].effect = "leave"
     outage(case, at=BEGAN + SECOND, until=BEGAN + 5 * SECOND)
 
@@ -340,7 +340,7 @@ def test_a_worker_that_cannot_release_its_jobs_is_a_separate_cause() -> None:
 
 
 def test_a_run_reclaimed_twice_is_counted_from_its_first_loss() -> None:
-    case = honest()
+    case = valid_case()
     edit_event(case, JobStalled, "held", owner="reaper", silent_for=3.0, reason="process_died")
     # Its worker died as well, but by then it had lost the run.
     at = BEGAN + 23 * SECOND
@@ -355,12 +355,12 @@ def test_a_run_reclaimed_twice_is_counted_from_its_first_loss() -> None:
 
 
 def test_a_run_with_a_lost_claim_answer_is_timed_from_the_claim() -> None:
-    case = honest()
+    case = valid_case()
     outage(case, at=BEGAN - SECOND, until=BEGAN + SECOND)
     case.deeds[1].pids = (99,)
     drop_lines(case, "held", "start")
     drop_lines(case, "held", "done")
-    case.lines += [line for line in honest().lines if (line.job, line.run) == ("held", 2)]
+    case.lines += [line for line in valid_case().lines if (line.job, line.run) == ("held", 2)]
 
     recovery = next(item for item in audit(case).recoveries if item.job == "held")
 
@@ -369,7 +369,7 @@ def test_a_run_with_a_lost_claim_answer_is_timed_from_the_claim() -> None:
 
 
 def test_a_death_that_no_supervisor_saw_has_the_bound_of_a_silence() -> None:
-    case = honest()
+    case = valid_case()
     case.deeds[0].alone = False
 
     recovery = next(item for item in audit(case).recoveries if item.job == "struck")
@@ -380,4 +380,4 @@ def test_a_death_that_no_supervisor_saw_has_the_bound_of_a_silence() -> None:
 def test_the_bounds_follow_from_the_timing() -> None:
     assert BOUNDS.silence == 27 * SECOND
     assert (BOUNDS.death, BOUNDS.outage, BOUNDS.reaper) == (SECOND, 12 * SECOND, 12 * SECOND)
-    assert {KILLED.pid, STOPPED.pid} == {pid for deed in honest().deeds for pid in deed.pids}
+    assert {KILLED.pid, STOPPED.pid} == {pid for deed in valid_case().deeds for pid in deed.pids}

@@ -20,13 +20,13 @@ def terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Termin
     yield Terminal(tmp_path)
     for name, module in [*sys.modules.items()]:
         if (getattr(module, "__file__", None) or "").startswith(str(tmp_path)):
-            # The next test may have a module of this name, too.
+            # Another test may have a module of the same name.
             del sys.modules[name]
 
 
 @pytest.fixture
 def there(request: pytest.FixtureRequest, terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> Terminal:
-    """A terminal whose environment names its storage: SQLite, or what the test says (`EVERYWHERE`)."""
+    """A terminal whose environment names its storage: SQLite, or the one of the test's parameter (`EVERYWHERE`)."""
     if getattr(request, "param", "sqlite") == "redis":
         terminal.url = request.getfixturevalue("redis_url")
     monkeypatch.setenv("TENURE_URL", terminal.url)

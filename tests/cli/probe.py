@@ -1,4 +1,4 @@
-"""What asks a health server over a real socket."""
+"""Requests to a health server over a real socket."""
 
 import http.client
 import json
@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Response:
-    """What a server answered."""
+    """A server's response."""
 
     status: int
     headers: dict[str, str]
@@ -16,14 +16,14 @@ class Response:
 
     @property
     def json(self) -> Any:
-        """What the body says."""
+        """Return the parsed body."""
         return json.loads(self.body)
 
 
 def probe(
     port: int, path: str, *, token: str | None = None, method: str = "GET", host: str = "127.0.0.1", within: float = 10
 ) -> Response:
-    """Ask a server; raises OSError if nobody is there, or if it takes longer than `within` seconds."""
+    """Send a request to a server; raises OSError if no server listens, or if it takes longer than `within` seconds."""
     connection = http.client.HTTPConnection(host, port, timeout=within)
     try:
         connection.request(method, path, headers={} if token is None else {"Authorization": f"Bearer {token}"})

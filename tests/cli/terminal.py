@@ -1,4 +1,4 @@
-"""What the tests of the command line share: a place of its own, calls within this process, and real ones."""
+"""Helpers for tests of the command line: a working directory, calls within this process, and real processes."""
 
 import asyncio
 import contextlib
@@ -20,7 +20,7 @@ from tenure import Retry, Tenure
 from tenure.cli.main import root
 
 EVERYWHERE = pytest.mark.parametrize("there", ["sqlite", pytest.param("redis", marks=pytest.mark.redis)], indirect=True)
-"""For one test or two of each command: it works on every storage, and says of each the same."""
+"""For one or two tests of each command: it works on every storage, with the same output."""
 
 TASKS = """
 import sys
@@ -42,7 +42,7 @@ def hang() -> None:
 
 
 class Terminal:
-    """A working directory and an environment without a trace of ours."""
+    """A working directory and an environment without any of our files and variables."""
 
     def __init__(self, place: Path) -> None:
         self.place = place
@@ -53,13 +53,13 @@ class Terminal:
         return CliRunner().invoke(root, args, env=env or {}, prog_name="tenure")
 
     def read(self, *args: str, code: int = 0) -> Any:
-        """Call it for JSON, and return what that says."""
+        """Call it for JSON, and return the parsed output."""
         result = self.run(*args, "-o", "json")
         assert result.exit_code == code, result.output
         return json.loads(result.stdout)
 
     def refused(self, *args: str, code: int = 2, env: dict[str, str | None] | None = None) -> str:
-        """Call it wrongly, and return the one line that it says."""
+        """Call it with a mistake, and return the one line of the error."""
         result = self.run(*args, env=env)
         assert result.exit_code == code, result.output
         assert result.stdout == ""
@@ -72,7 +72,7 @@ class Terminal:
         stdout: IO[str] | None = None,
         through: Sequence[str] = (),
     ) -> "subprocess.Popen[str]":
-        """Start it as a process of its own, be it through another program that becomes it."""
+        """Start it as a separate process, possibly through a program that replaces itself by it."""
         return subprocess.Popen(
             [*through, sys.executable, "-m", "tenure", *args],
             cwd=self.place,
@@ -85,13 +85,13 @@ class Terminal:
     def ended(
         self, *args: str, env: dict[str, str] | None = None, through: Sequence[str] = ()
     ) -> "subprocess.CompletedProcess[str]":
-        """Run it as a process of its own, to its end."""
+        """Run it as a separate process, to its end."""
         with self.start(*args, env=env, through=through) as process:
             out, err = process.communicate(timeout=60)
         return subprocess.CompletedProcess(args, process.returncode, out, err)
 
     def drawn(self, *args: str, columns: int = 80, env: dict[str, str] | None = None) -> str:
-        """Run it as a process whose output is a terminal of so many columns, to its end; return what that shows."""
+        """Run it to its end as a process whose output is a terminal with this many columns; return the output."""
         ours, theirs = pty.openpty()
         termios.tcsetwinsize(theirs, (24, columns))
         with subprocess.Popen(
@@ -104,7 +104,7 @@ class Terminal:
         ):
             os.close(theirs)
             shown = b""
-            # Linux says with an error that nobody has the other end any more.
+            # Linux raises an error once the other end is closed.
             with contextlib.suppress(OSError):
                 while part := os.read(ours, 4096):
                     shown += part
@@ -116,7 +116,7 @@ class Terminal:
         (self.place / name).write_text(text)
 
     def app(self, **options: Any) -> Tenure:
-        """Return an app with some tasks, on this place's storage."""
+        """Return an app with some tasks, on this directory's storage."""
         app = Tenure(None if "storage" in options else self.url, **options)
 
         @app.task(name="add")
@@ -136,7 +136,7 @@ class Terminal:
         return app
 
     def enqueue(self, task: str, *args: Any, work: bool = False, app: Tenure | None = None, **options: Any) -> str:
-        """Enqueue a job and return its id; with `work`, after a worker has done all there is to do."""
+        """Enqueue a job and return its id; with `work`, after a worker has run all jobs."""
         app = app or self.app()
 
         async def go() -> str:

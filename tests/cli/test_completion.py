@@ -70,7 +70,7 @@ def test_bash_completes_commands_options_and_live_names(filled: Terminal, line: 
 
 
 @pytest.mark.parametrize("url", ["sqlite:///nowhere.db", "redis://127.0.0.1:1/0", "nonsense"])
-def test_a_storage_that_does_not_answer_completes_nothing_in_silence(filled: Terminal, url: str) -> None:
+def test_a_storage_that_does_not_answer_completes_nothing_silently(filled: Terminal, url: str) -> None:
     assert completed(filled, f"tenure --url {url} queues pause ") == []
     assert completed(filled, "tenure queues pause ", TENURE_URL=url) == []
     assert not (filled.place / "nowhere.db").exists()

@@ -21,7 +21,7 @@ def fail(there: Terminal, count: int) -> list[str]:
     return [there.enqueue("bad", number, tags=[f"n{number}"], work=number == count - 1) for number in range(count)]
 
 
-def test_a_list_shows_reason_fault_and_runs_without_arguments(there: Terminal) -> None:
+def test_a_list_shows_reason_error_and_runs_without_arguments(there: Terminal) -> None:
     (job,) = fail(there, 1)
     there.enqueue("add", 1, 2)
     (seen,) = there.read("dead", "list")["letters"]
@@ -44,7 +44,7 @@ def test_a_list_shows_reason_fault_and_runs_without_arguments(there: Terminal) -
     assert '{"number":0}' in there.run("dead", "list", "--arguments").stdout
 
 
-def test_a_list_can_be_narrowed_and_goes_on_at_its_cursor(there: Terminal) -> None:
+def test_a_list_can_be_narrowed_and_continues_at_its_cursor(there: Terminal) -> None:
     ids = fail(there, 3)
     fault = there.read("dead", "groups")["groups"][0]["fault"]
 
@@ -67,7 +67,7 @@ def test_a_list_can_be_narrowed_and_goes_on_at_its_cursor(there: Terminal) -> No
 
 
 @EVERYWHERE
-def test_groups_name_each_fault_once(there: Terminal) -> None:
+def test_groups_name_each_error_once(there: Terminal) -> None:
     ids = fail(there, 3)
     seen = there.read("dead", "groups")
     (group,) = seen["groups"]
@@ -96,7 +96,7 @@ def test_a_redrive_is_limited_and_a_repeated_one_has_no_effect(there: Terminal) 
 
 
 @pytest.mark.system
-def test_a_paced_redrive_is_written_down_before_the_command_ends(there: Terminal) -> None:
+def test_a_paced_redrive_is_stored_before_the_command_ends(there: Terminal) -> None:
     fail(there, 4)
     began = time.monotonic()
     ended = there.ended("dead", "redrive", "--rate", "0.01", "--yes")
@@ -108,7 +108,7 @@ def test_a_paced_redrive_is_written_down_before_the_command_ends(there: Terminal
     assert sorted(job["state"] for job in there.read("jobs", "list")["jobs"]) == ["delayed"] * 3 + ["waiting"]
 
 
-def test_a_dry_run_touches_nothing(there: Terminal) -> None:
+def test_a_dry_run_changes_nothing(there: Terminal) -> None:
     fail(there, 3)
 
     assert there.run("dead", "redrive", "--dry-run", "--limit", "2").stdout == (
@@ -176,9 +176,7 @@ def test_an_instant_beyond_the_calendar_is_refused(there: Terminal, flag: str, i
 
 @pytest.mark.parametrize("flag", ["--fault", "--error", "--task", "--queue", "--reason", "--tag", "--since", "--until"])
 @pytest.mark.parametrize("command", [("list",), ("groups",), ("redrive", "--yes"), ("purge", "--yes")], ids=" ".join)
-def test_an_empty_filter_is_a_mistake_and_not_one_that_is_left_out(
-    there: Terminal, command: tuple[str, ...], flag: str
-) -> None:
+def test_an_empty_filter_is_a_mistake_not_an_omitted_one(there: Terminal, command: tuple[str, ...], flag: str) -> None:
     fail(there, 2)
     more = ("--task", "bad") if flag == "--queue" else ("--queue", "default")
 
@@ -187,7 +185,7 @@ def test_an_empty_filter_is_a_mistake_and_not_one_that_is_left_out(
 
 
 @pytest.mark.system
-def test_ids_and_queues_stand_in_one_piece_on_a_narrow_terminal(there: Terminal) -> None:
+def test_ids_and_queues_are_not_broken_on_a_narrow_terminal(there: Terminal) -> None:
     (job,) = fail(there, 1)
     seen = there.drawn("dead", "list")
 
@@ -196,7 +194,7 @@ def test_ids_and_queues_stand_in_one_piece_on_a_narrow_terminal(there: Terminal)
 
 @pytest.mark.system
 @pytest.mark.parametrize(("answer", "code", "left"), [("y", 0, 0), ("n", 1, 2)])
-def test_a_person_is_asked(there: Terminal, answer: str, code: int, left: int) -> None:
+def test_a_user_at_a_terminal_is_asked_to_confirm(there: Terminal, answer: str, code: int, left: int) -> None:
     fail(there, 2)
     ours, theirs = pty.openpty()
     with subprocess.Popen(

@@ -122,7 +122,7 @@ def test_a_missing_or_refusing_storage_is_a_finding_and_unchanged(there: Termina
             with closing(sqlite3.connect(path)) as connection, connection:
                 connection.execute("UPDATE tenure_meta SET value = 999 WHERE key = 'schema_version'")
         case "garbage":
-            path.write_bytes(b"this is no database" * 1000)
+            path.write_bytes(b"not a database file" * 1000)
         case _:
             pass
     before = {file.name for file in there.place.iterdir()}
@@ -183,23 +183,23 @@ def test_the_doctor_distinguishes_live_workers_and_orphaned_jobs(tasks: Terminal
 
 
 def seen_at_work(tasks: Terminal, url: str) -> dict[str, Any]:
-    """Return what the doctor says of a storage on which a worker works, and sweeps."""
+    """Return the doctor's findings on a storage with a worker that runs and sweeps."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TENURE_URL", url)
         patch.setattr(tasks, "url", url)
-        # On a Cluster nobody leads where nothing has ever been.
+        # A partition of a Cluster that was never used has no leader.
         tasks.enqueue("add", 1, 2)
         with started(tasks, "worker", "tasks:app"):
             deadline = time.monotonic() + 30
             while not tasks.read("info")["leaders"]:
-                assert time.monotonic() < deadline, "nobody leads"
+                assert time.monotonic() < deadline, "no reaper leads"
                 time.sleep(0.05)
             seen: dict[str, Any] = tasks.read("doctor", "tasks:app")
     return seen
 
 
 @pytest.mark.system
-def test_it_looks_at_a_redis_as_at_any_storage(tasks: Terminal, redis_url: str) -> None:
+def test_the_doctor_examines_a_redis_as_any_storage(tasks: Terminal, redis_url: str) -> None:
     seen = seen_at_work(tasks, redis_url)
 
     assert subjects(seen, "ok", "warning") >= OF_ALL | OF_REDIS
@@ -208,7 +208,7 @@ def test_it_looks_at_a_redis_as_at_any_storage(tasks: Terminal, redis_url: str) 
 
 @pytest.mark.system
 @pytest.mark.postgres
-def test_it_looks_at_a_postgres_as_at_any_storage(tasks: Terminal, postgres_url: str) -> None:
+def test_the_doctor_examines_a_postgres_as_any_storage(tasks: Terminal, postgres_url: str) -> None:
     seen = seen_at_work(tasks, postgres_url)
 
     assert subjects(seen, "ok", "warning") >= OF_ALL | OF_POSTGRES
@@ -224,7 +224,7 @@ def test_deep_reports_the_repairs_of_sweeps_on_redis(tasks: Terminal, redis_serv
         tasks.enqueue("add", 1, 2)
         sound = tasks.read("doctor", "--deep", code=3)
         with client_of(url) as client:
-            assert client.zadd("{tenure}:ready:default", {"nobody": 1}) == 1
+            assert client.zadd("{tenure}:ready:default", {"missing": 1}) == 1
         with started(tasks, "reaper"):
             while not tasks.read("events", "--kind", "repaired")["events"]:
                 time.sleep(0.05)
@@ -234,13 +234,13 @@ def test_deep_reports_the_repairs_of_sweeps_on_redis(tasks: Terminal, redis_serv
     assert "repairs" in subjects(sound, "ok")
     assert finding["level"] == "warning"
     assert "repaired inconsistent records once among" in finding["message"]
-    assert "nobody in queue 'default': in ready:default without a record; taken out" in finding["message"]
+    assert "missing in queue 'default': in ready:default without a record; taken out" in finding["message"]
     assert "report it" in finding["remedy"]
     assert "repairs" not in subjects(shallow, "ok", "warning", "error")
 
 
 @pytest.mark.system
-def test_it_looks_at_each_server_of_a_cluster(tasks: Terminal, cluster_url: str) -> None:
+def test_the_doctor_examines_each_server_of_a_cluster(tasks: Terminal, cluster_url: str) -> None:
     seen = seen_at_work(tasks, cluster_url)
     servers = [finding for finding in seen["findings"] if finding["subject"] == "server"]
 

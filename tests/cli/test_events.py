@@ -41,7 +41,7 @@ def test_a_line_has_time_cursor_name_job_and_fields(there: Terminal) -> None:
 
 
 @EVERYWHERE
-def test_reading_goes_on_behind_a_cursor(there: Terminal) -> None:
+def test_reading_continues_after_a_cursor(there: Terminal) -> None:
     there.enqueue("bad", 1)
     there.enqueue("add", 1, 2, work=True)
     everything = there.read("events", "--since-cursor", "0")
@@ -55,7 +55,7 @@ def test_reading_goes_on_behind_a_cursor(there: Terminal) -> None:
     )
 
 
-def test_one_job_can_be_asked_for_also_when_it_is_deleted(there: Terminal) -> None:
+def test_the_events_of_one_job_can_be_read_also_after_it_is_deleted(there: Terminal) -> None:
     job = there.enqueue("bad", 1)
     there.enqueue("bad", 2, work=True)
 
@@ -79,7 +79,7 @@ def test_an_invalid_cursor_or_kind_is_refused(there: Terminal) -> None:
 
 
 @pytest.mark.parametrize("flag", ["--queue", "--job", "--kind"])
-def test_an_empty_choice_is_a_mistake_and_not_one_that_is_left_out(there: Terminal, flag: str) -> None:
+def test_an_empty_choice_is_a_mistake_not_an_omitted_one(there: Terminal, flag: str) -> None:
     there.enqueue("bad", 1, work=True)
 
     assert flag in there.refused("events", flag, "")
@@ -95,10 +95,10 @@ def test_durations_are_shown_in_milliseconds(there: Terminal) -> None:
 
 
 def followed(there: Terminal, *options: str, lines: int, cause: Callable[[], object]) -> tuple[list[str], int]:
-    """Return the first lines of following while something is caused, and how it ended when interrupted."""
+    """Return the first lines of `--follow` while events are caused, and its exit code after an interrupt."""
     with there.start("events", "-f", *options) as process:
         assert process.stdout is not None
-        # It says nothing when it is ready, so it begins where the test knows.
+        # It prints nothing when it is ready, so it starts at a cursor that the test knows.
         cause()
         read = [process.stdout.readline() for _ in range(lines)]
         process.send_signal(signal.SIGINT)
@@ -123,7 +123,7 @@ def test_following_prints_events_until_it_is_interrupted(there: Terminal) -> Non
 
 
 @pytest.mark.system
-def test_following_can_end_after_so_many(there: Terminal) -> None:
+def test_following_can_end_after_a_number_of_events(there: Terminal) -> None:
     job = there.enqueue("bad", 1, work=True)
     ended = there.ended("events", "-f", "--since-cursor", "0", "--kind", "failed", "--limit", "1")
 

@@ -1,4 +1,4 @@
-"""`tenure health` and `tenure serve`, and what is refused before anything listens."""
+"""`tenure health` and `tenure serve`, and mistakes that are refused before a server listens."""
 
 import re
 import signal
@@ -27,7 +27,7 @@ def tasks(there: Terminal) -> Terminal:
 
 
 def port_of(process: "subprocess.Popen[str]") -> int:
-    """Return the port that a process says it serves on."""
+    """Return the port that a process prints that it serves."""
     assert process.stderr is not None
     for line in process.stderr:
         if found := re.search(r"served on http://.*:(\d+)$", line.strip()):
@@ -39,7 +39,7 @@ def port_of(process: "subprocess.Popen[str]") -> int:
 
 
 @pytest.mark.statement(44)
-def test_it_exits_with_0_where_all_is_well_and_names_the_queues_of_the_app(tasks: Terminal) -> None:
+def test_health_exits_with_0_if_all_is_well_and_names_the_apps_queues(tasks: Terminal) -> None:
     tasks.enqueue("add", 1, 2, work=True)
     seen = tasks.read("health", "tasks:app")
 
@@ -50,7 +50,7 @@ def test_it_exits_with_0_where_all_is_well_and_names_the_queues_of_the_app(tasks
 
 
 @pytest.mark.statement(48)
-def test_it_exits_with_3_where_jobs_wait_and_no_worker_lives(there: Terminal) -> None:
+def test_health_exits_with_3_if_jobs_wait_and_no_worker_lives(there: Terminal) -> None:
     there.enqueue("add", 1, 2)
     plain = there.run("health")
 
@@ -61,7 +61,7 @@ def test_it_exits_with_3_where_jobs_wait_and_no_worker_lives(there: Terminal) ->
 
 
 @pytest.mark.statement(48)
-def test_it_exits_with_4_where_nothing_is_wrong_but_the_name_of_a_queue(tasks: Terminal) -> None:
+def test_health_exits_with_4_if_only_the_name_of_a_queue_is_wrong(tasks: Terminal) -> None:
     tasks.enqueue("add", 1, 2, work=True)
     seen = tasks.read("health", "-q", "default,deflaut", code=4)
 
@@ -75,7 +75,7 @@ def test_it_exits_with_4_where_nothing_is_wrong_but_the_name_of_a_queue(tasks: T
 
 
 @pytest.mark.statement(45)
-def test_it_exits_with_1_where_the_storage_is_out_of_reach_and_makes_none(there: Terminal) -> None:
+def test_health_exits_with_1_without_its_storage_and_creates_none(there: Terminal) -> None:
     seen = there.read("health", code=1)
 
     assert seen.keys() == KEYS
@@ -84,7 +84,7 @@ def test_it_exits_with_1_where_the_storage_is_out_of_reach_and_makes_none(there:
 
 
 @pytest.mark.statement(50)
-def test_it_looks_for_as_long_as_it_takes_to_know_that_a_backlog_lasts(there: Terminal) -> None:
+def test_health_watches_a_backlog_for_as_long_as_its_time_limit(there: Terminal) -> None:
     there.enqueue("add", 1, 2)
     there.enqueue("elsewhere")
     lasting = there.read("health", "--backlog", "default=0", "--backlog-for", "100ms", code=3)
@@ -104,7 +104,7 @@ SERVING = [("serve",), ("worker", "tasks:app"), ("worker", "tasks:app", "--proce
 @pytest.mark.statement(46)
 @pytest.mark.parametrize("command", SERVING, ids=" ".join)
 @pytest.mark.parametrize("address", ["0.0.0.0:0", "[::]:0", "192.0.2.1:80", "example.org:80"])
-def test_nothing_listens_beyond_this_machine_without_a_token(
+def test_no_server_listens_beyond_this_machine_without_a_token(
     tasks: Terminal, command: tuple[str, ...], address: str
 ) -> None:
     output = tasks.refused(*command, "--http", address)
@@ -146,7 +146,7 @@ def test_an_address_that_is_taken_is_refused(tasks: Terminal, command: tuple[str
     assert re.search(r"^error: cannot listen on 127.0.0.1:\d+: Address already in use; choose", done.stderr, re.M)
 
 
-def test_a_mistake_in_the_token_opens_no_door(there: Terminal) -> None:
+def test_a_mistake_in_the_token_starts_no_server(there: Terminal) -> None:
     empty = there.place / "empty"
     empty.write_text("\n")
 
@@ -159,7 +159,7 @@ def test_a_mistake_in_the_token_opens_no_door(there: Terminal) -> None:
 
 
 @pytest.mark.parametrize("command", SERVING, ids=" ".join)
-def test_a_token_that_no_header_can_carry_starts_nothing(tasks: Terminal, command: tuple[str, ...]) -> None:
+def test_a_token_that_no_header_can_carry_starts_no_server(tasks: Terminal, command: tuple[str, ...]) -> None:
     tasks.enqueue("add", 1, 2)
     (tasks.place / "token").write_text("two words")
 
@@ -179,17 +179,17 @@ def test_a_token_that_no_header_can_carry_starts_nothing(tasks: Terminal, comman
     ids=" ".join,
 )
 @pytest.mark.parametrize("command", [("worker", "tasks:app"), ("reaper",)], ids=" ".join)
-def test_how_to_serve_is_a_mistake_where_nothing_is_served(
+def test_options_of_a_server_are_a_mistake_where_none_is_started(
     tasks: Terminal, command: tuple[str, ...], options: tuple[str, ...]
 ) -> None:
     assert f"{options[0]} configures the health server, which is off; give --http" in tasks.refused(*command, *options)
 
 
-def test_health_needs_to_know_one_storage(tasks: Terminal) -> None:
+def test_health_requires_exactly_one_storage(tasks: Terminal) -> None:
     assert "give either --url or the app" in tasks.refused("health", "nope:app", "--url", tasks.url)
 
 
-def test_serve_refuses_a_place_where_no_storage_can_ever_be(there: Terminal) -> None:
+def test_serve_refuses_an_address_where_no_storage_can_ever_exist(there: Terminal) -> None:
     output = there.refused("serve", "--http", "0", "--url", f"sqlite:///{there.place}/nowhere/jobs.db")
 
     assert "does not exist" in output
@@ -202,13 +202,13 @@ def test_an_invalid_threshold_is_refused(there: Terminal, backlog: str) -> None:
 
 
 def test_without_uvicorn_the_error_names_the_package(there: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
-    # What Python does for a package that is not there.
+    # Python does this for a missing package.
     monkeypatch.setitem(sys.modules, "uvicorn", None)
 
     assert 'pip install "tenure[web]"' in there.refused("serve")
 
 
-async def test_a_server_of_ones_own_listens_nowhere_without_a_token_either() -> None:
+async def test_a_users_own_server_also_refuses_to_listen_without_a_token() -> None:
     from tenure import Tenure
     from tenure.http.server import HTTPServer
 
@@ -232,7 +232,7 @@ def test_serve_needs_no_worker_and_checks_a_token_from_any_source(tasks: Termina
     (tasks.place / "token").write_text("s3cret\n")
     env: dict[str, Any] = {
         "environment": {"TENURE_HTTP_TOKEN": "s3cret"},
-        # The nearer one counts.
+        # The flag wins over the environment.
         "own variable": {"TENURE_HTTP_TOKEN": "another", "TENURE_SERVE_HTTP_TOKEN": "s3cret"},
     }.get(where, {})
     flags = {
@@ -265,7 +265,7 @@ def test_serve_needs_no_worker_and_checks_a_token_from_any_source(tasks: Termina
 
 @pytest.mark.system
 @pytest.mark.statement(45)
-def test_serve_waits_for_a_storage_that_is_not_there_yet(there: Terminal) -> None:
+def test_serve_waits_for_a_storage_that_does_not_exist_yet(there: Terminal) -> None:
     with there.start("serve", "--http", "0") as process:
         port = port_of(process)
         before = probe(port, "/health/queues")
@@ -281,7 +281,7 @@ def test_serve_waits_for_a_storage_that_is_not_there_yet(there: Terminal) -> Non
     assert process.returncode == 0
 
 
-def test_serve_needs_to_know_one_storage(tasks: Terminal) -> None:
+def test_serve_requires_exactly_one_storage(tasks: Terminal) -> None:
     output = tasks.refused("serve", "tasks:app", "--url", "sqlite:///other.db")
 
     assert "give either --url or the app" in output

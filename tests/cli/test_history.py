@@ -1,4 +1,4 @@
-"""Why a job ran more than once, in one sentence for each way it can happen."""
+"""The history names why a job ran more than once, with one text for each cause."""
 
 import pytest
 
@@ -71,7 +71,7 @@ def test_runs_that_ended_alike_are_shown_together() -> None:
     )
 
 
-def test_a_redrive_shows_in_the_budgets() -> None:
+def test_a_redrive_is_shown_in_the_budgets() -> None:
     why = why_again(job(State.COMPLETED, starts=2), runs(("rejected", "Reject"), ("completed", None)))
 
     assert why is not None

@@ -1,4 +1,4 @@
-"""`tenure info`: what it shows with and without workers, when it complains, and live."""
+"""`tenure info`: what it shows with and without workers, which problems it reports, and live updates."""
 
 import asyncio
 import json
@@ -86,9 +86,9 @@ app = Tenure(timing=Timing.fast())
 """
 
 
-# To the first is added what the commands take to start, on a busy machine half a second and more.
+# The first includes the start of the commands; on a busy machine that is half a second and more.
 @pytest.mark.parametrize(("turned_ago", "stale"), [(7.5, False), (9.1, True)])
-def test_check_judges_a_worker_as_health_does(there: Terminal, turned_ago: float, stale: bool) -> None:
+def test_check_assesses_a_worker_as_health_does(there: Terminal, turned_ago: float, stale: bool) -> None:
     there.write("quick.py", FAST)
     app = there.app()
 
@@ -125,7 +125,7 @@ def test_runs_far_beyond_the_typical_duration_are_listed(there: Terminal) -> Non
         clock = ManualClock(time.time_ns() // 1000 - 330 * SECOND)
         async with there.app(storage=locate(there.url, clock=clock)) as app:
             await run(app, clock, "add", 20, ends=True)
-            # Of these nobody knows what is usual.
+            # These have no typical duration.
             await run(app, clock, "hang", 9, ends=True)
             slow = await run(app, clock, "add", 2, ends=False)
             await run(app, clock, "hang", 1, ends=False)
@@ -169,7 +169,7 @@ def test_no_heading_is_broken_on_a_narrow_terminal(there: Terminal) -> None:
 
 
 @pytest.mark.system
-def test_watch_goes_on_until_it_is_interrupted(there: Terminal) -> None:
+def test_watch_continues_until_it_is_interrupted(there: Terminal) -> None:
     there.enqueue("add", 1, 2)
     with there.start("info", "-w", "--every", "20ms", "-o", "json") as process:
         assert process.stdout is not None

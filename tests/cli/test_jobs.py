@@ -19,7 +19,7 @@ class Backwards(JsonCodec):
 
 
 @EVERYWHERE
-def test_a_list_is_newest_first_and_goes_on_at_its_cursor(there: Terminal) -> None:
+def test_a_list_is_newest_first_and_continues_at_its_cursor(there: Terminal) -> None:
     ids = [there.enqueue("add", number, 1) for number in range(3)]
     first = there.read("jobs", "list", "--limit", "2")
     second = there.read("jobs", "list", "--limit", "2", "--after", first["next"])
@@ -185,9 +185,9 @@ def test_cancel_and_redrive_show_the_verdict_of_each_job(there: Terminal) -> Non
     assert [job["state"] for job in there.read("jobs", "list")["jobs"]] == ["waiting", "waiting"]
 
 
-def test_a_reason_in_bytes_that_are_no_text_is_kept_as_far_as_it_is_one(there: Terminal) -> None:
+def test_a_reason_with_undecodable_bytes_keeps_its_readable_text(there: Terminal) -> None:
     job = there.enqueue("add", 1, 2)
-    # As Python hands on an argument of a terminal that speaks Latin-1.
+    # Python passes on an argument of a Latin-1 terminal like this.
     there.read("jobs", "cancel", job, "--reason", "caf\udce9")
 
     assert there.read("jobs", "show", job)["reason"] == "caf?"
@@ -233,10 +233,10 @@ def test_show_lists_each_collected_call(there: Terminal) -> None:
     assert there.read("jobs", "show", job)["arguments"] == [{"numbers": [1]}, {"numbers": [2]}]
 
 
-def test_one_unknown_id_touches_none_of_the_others(there: Terminal) -> None:
+def test_an_unknown_id_among_several_changes_none_of_them(there: Terminal) -> None:
     job = there.enqueue("add", 1, 2)
 
-    assert "nobody" in there.refused("jobs", "cancel", job, "nobody", code=4)
+    assert "missing-id" in there.refused("jobs", "cancel", job, "missing-id", code=4)
     assert there.read("jobs", "show", job)["state"] == "waiting"
 
 
@@ -270,7 +270,7 @@ def test_invalid_arguments_print_one_line_and_exit_with_2(there: Terminal, args:
 
 
 @pytest.mark.system
-def test_ids_and_queues_stand_in_one_piece_on_a_narrow_terminal(there: Terminal) -> None:
+def test_ids_and_queues_are_not_broken_on_a_narrow_terminal(there: Terminal) -> None:
     job = there.enqueue("add", 1, 2)
     seen = there.drawn("jobs", "list")
 

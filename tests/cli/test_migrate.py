@@ -11,7 +11,7 @@ from tests.cli.terminal import Terminal
 from tests.servers import client_of, command
 
 
-def test_it_makes_a_database_and_does_nothing_the_second_time(there: Terminal) -> None:
+def test_migrate_creates_a_database_and_does_nothing_the_second_time(there: Terminal) -> None:
     first, second = there.read("migrate", "up"), there.read("migrate", "up")
 
     assert first.keys() == {"url", "before", "after"}
@@ -20,7 +20,7 @@ def test_it_makes_a_database_and_does_nothing_the_second_time(there: Terminal) -
     assert second == {"url": there.url, "before": first["after"], "after": first["after"]}
 
 
-def test_it_says_so_in_words(there: Terminal) -> None:
+def test_migrate_prints_what_it_did(there: Terminal) -> None:
     assert f"was brought from nothing to schema {SCHEMA}" in there.run("migrate", "up").stdout
     assert f"is at schema {SCHEMA}, nothing to do" in there.run("migrate", "up").stdout
     assert there.run("migrate", "up", "--quiet").stdout == ""
@@ -64,7 +64,7 @@ def test_a_redis_of_another_schema_is_left_untouched(there: Terminal, redis_url:
 
 
 @pytest.mark.postgres
-def test_a_postgres_gets_its_schema_and_has_it_the_second_time(there: Terminal, postgres_url: str) -> None:
+def test_a_postgres_gets_its_schema_once(there: Terminal, postgres_url: str) -> None:
     env: dict[str, str | None] = {"TENURE_URL": postgres_url}
     missing = there.refused("jobs", "list", env=env, code=1)
     first, second = there.run("migrate", "up", env=env), there.run("migrate", "up", env=env)
@@ -75,7 +75,7 @@ def test_a_postgres_gets_its_schema_and_has_it_the_second_time(there: Terminal, 
     assert there.run("jobs", "list", env=env).exit_code == 0
 
 
-def test_status_of_a_file_makes_no_file_and_sql_has_nothing_to_print(there: Terminal) -> None:
+def test_status_of_a_file_creates_none_and_sql_has_nothing_to_print(there: Terminal) -> None:
     before = there.read("migrate", "status")
     absent = not (there.place / "jobs.db").exists()
     there.run("migrate", "up")

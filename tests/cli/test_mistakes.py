@@ -1,4 +1,4 @@
-"""What a mistake gets: one line that names it and the remedy, and the exit code that says whose it is."""
+"""A mistake gets one line that names it and the remedy, and an exit code for its kind."""
 
 import asyncio
 import re
@@ -42,7 +42,7 @@ def tasks(terminal: Terminal) -> Terminal:
         ("wrong", "Stall.max_count = -1 must be 0 or more", "line 3)"),
     ],
 )
-def test_an_app_that_cannot_be_had_is_named_with_the_remedy(
+def test_an_app_that_cannot_be_loaded_is_named_with_the_remedy(
     tasks: Terminal, target: str, named: str, remedy: str
 ) -> None:
     tasks.write("empty.py", "")
@@ -231,7 +231,7 @@ def test_a_worker_uses_the_storage_of_its_url(tasks: Terminal, args: tuple[str, 
         (("jobs", "list", "--state", "dead"), "'dead' is not one of"),
         (("jobs", "show"), "Missing argument 'ID'; see tenure jobs show --help"),
         (("jobs", "redrive"), "Missing argument 'ID...'"),
-        (("jobs", "bury", "x"), "No such command 'bury'"),
+        (("jobs", "annul", "x"), "No such command 'annul'"),
         (("nonsense",), "No such command 'nonsense'"),
         (("--nonsense",), "No such option '--nonsense'"),
     ],
@@ -269,7 +269,7 @@ def test_a_working_directory_that_is_gone_is_named(
     assert "working directory" in terminal.refused(*args)
 
 
-def test_output_that_is_not_taken_is_one_line_on_stderr(there: Terminal) -> None:
+def test_output_that_cannot_be_written_is_one_line_on_stderr(there: Terminal) -> None:
     there.enqueue("add", 1, 2)
     with open("/dev/full", "w") as full, there.start("jobs", "list", stdout=full) as process:
         _, output = process.communicate(timeout=60)
@@ -288,7 +288,7 @@ def test_a_command_whose_output_is_closed_does_its_work_anyway(there: Terminal) 
     assert [queue["paused"] for queue in there.read("queues", "list")] == [True]
 
 
-def test_a_letter_that_the_output_does_not_know_is_written_as_its_number(there: Terminal) -> None:
+def test_a_character_outside_the_outputs_encoding_is_escaped(there: Terminal) -> None:
     there.enqueue("add", 1, 2, id="счёт")
     done = there.ended("jobs", "list", "--quiet", env={"PYTHONIOENCODING": "latin-1"})
 
@@ -320,7 +320,7 @@ def test_a_worker_without_a_migration_that_it_needs_says_so_once(terminal: Termi
 @pytest.mark.parametrize(
     "args", [("info",), ("jobs", "list"), ("jobs", "show", "x"), ("jobs", "redrive", "x"), ("jobs", "cancel", "x")]
 )
-def test_looking_at_a_database_that_is_not_there_does_not_make_it(there: Terminal, args: tuple[str, ...]) -> None:
+def test_reading_a_missing_database_does_not_create_it(there: Terminal, args: tuple[str, ...]) -> None:
     output = there.refused(*args)
 
     assert "no database exists at" in output
@@ -350,8 +350,10 @@ def test_a_database_of_another_program_is_left_untouched(there: Terminal, table:
 def test_a_job_that_is_unknown_is_exit_code_4(there: Terminal) -> None:
     there.enqueue("add", 1, 2)
 
-    assert "no job 'nobody' in any queue" in there.refused("jobs", "show", "nobody", code=4)
-    assert "no job 'nobody' in queue 'mail'" in there.refused("jobs", "cancel", "nobody", "--queue", "mail", code=4)
+    assert "no job 'missing-id' in any queue" in there.refused("jobs", "show", "missing-id", code=4)
+    assert "no job 'missing-id' in queue 'mail'" in there.refused(
+        "jobs", "cancel", "missing-id", "--queue", "mail", code=4
+    )
 
 
 def test_the_url_option_precedes_the_app_and_the_app_the_environment(tasks: Terminal) -> None:

@@ -1,4 +1,4 @@
-"""`tenure move`: moves jobs from one storage to another, and says what stays."""
+"""`tenure move`: moves jobs from one storage to another, and lists what it does not move."""
 
 import asyncio
 from pathlib import Path
@@ -15,13 +15,13 @@ WORKER = Owner("00000000000a11ce", "alice", "host-1", 101)
 
 @pytest.fixture
 def other(there: Terminal, tmp_path: Path) -> str:
-    """Return the address of a second storage, which is empty."""
+    """Return the address of a second, empty storage."""
     url = f"sqlite:///{tmp_path / 'other.db'}"
     assert there.run("migrate", "up", "--quiet", "--url", url).exit_code == 0
     return url
 
 
-def test_it_counts_moves_and_refuses_what_comes_later(there: Terminal, other: str) -> None:
+def test_move_counts_the_jobs_and_the_old_storage_refuses_later_calls(there: Terminal, other: str) -> None:
     done = there.enqueue("add", 1, 1, work=True)
     moved = {there.enqueue("add", number, 1) for number in range(3)} | {there.enqueue("add", 5, 5, delay="1h")}
     way = ("move", "--from", there.url, "--to", other)
@@ -44,7 +44,7 @@ def test_it_counts_moves_and_refuses_what_comes_later(there: Terminal, other: st
     assert f"were moved to {other}; use that storage from now on" in refused
 
 
-def test_it_draws_a_bar_on_a_terminal_and_lines_without(there: Terminal, other: str) -> None:
+def test_move_draws_a_bar_on_a_terminal_and_prints_lines_without_one(there: Terminal, other: str) -> None:
     for number in range(60):
         there.enqueue("add", number, 1)
     way = ("move", "--from", there.url, "--to", other)
@@ -53,7 +53,7 @@ def test_it_draws_a_bar_on_a_terminal_and_lines_without(there: Terminal, other: 
     assert "queue default: 50 of 60 jobs" in there.drawn("move", "--from", other, "--to", there.url, "--plain")
 
 
-def test_it_refuses_while_workers_live_and_exits_with_3_for_active_jobs(there: Terminal, other: str) -> None:
+def test_move_refuses_while_workers_live_and_exits_with_3_for_active_jobs(there: Terminal, other: str) -> None:
     there.enqueue("add", 1, 1)
     there.enqueue("add", 2, 2)
 
@@ -74,7 +74,7 @@ def test_it_refuses_while_workers_live_and_exits_with_3_for_active_jobs(there: T
     assert len(there.read("jobs", "list", "--url", other)["jobs"]) == 1
 
 
-def test_it_refuses_missing_and_equal_storages(there: Terminal, other: str, tmp_path: Path) -> None:
+def test_move_refuses_missing_and_equal_storages(there: Terminal, other: str, tmp_path: Path) -> None:
     missing = f"sqlite:///{tmp_path / 'missing.db'}"
     assert "no database exists" in there.refused("move", "--from", missing, "--to", other)
     (tmp_path / "link.db").symlink_to(tmp_path / "other.db")

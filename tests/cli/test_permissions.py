@@ -1,4 +1,4 @@
-"""A database that this user may not use: the message names the user, the path and the right that is missing."""
+"""A database that this user may not use: the message names the user, the path and the missing right."""
 
 import os
 import pwd

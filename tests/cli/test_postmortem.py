@@ -1,4 +1,4 @@
-"""Post-mortems on the command line: readable where a person looks, whole where a program does."""
+"""Post-mortems on the command line: readable in texts, complete in JSON."""
 
 import asyncio
 from random import Random
@@ -23,7 +23,7 @@ KILLED = CrashEvidence(Ending("was killed by signal 9 (SIGKILL), cause unknown")
 
 
 def cut_off(there: Terminal, job: str) -> None:
-    """Let a worker take a job, say where it is, and die."""
+    """Let a worker claim a job, report its position, and die."""
 
     async def go() -> None:
         storage = locate(there.url)
@@ -39,7 +39,7 @@ def cut_off(there: Terminal, job: str) -> None:
 
 
 def came_to(there: Terminal, outcome: Outcome) -> None:
-    """Let a worker take a job and settle it so."""
+    """Let a worker claim a job and settle it with this outcome."""
 
     async def go() -> None:
         storage = locate(there.url)

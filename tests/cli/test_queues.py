@@ -1,4 +1,4 @@
-"""`tenure queues`: how they stand, what is set for them, pausing and resuming."""
+"""`tenure queues`: their state and settings, pausing and resuming."""
 
 import asyncio
 
@@ -99,7 +99,7 @@ def test_queues_and_tasks_are_paused_and_resumed_by_name(there: Terminal) -> Non
     assert there.run("queues", "resume", "elsewhere", "--quiet").stdout == ""
 
 
-def test_rates_are_set_and_taken_off_by_name(there: Terminal) -> None:
+def test_rates_are_set_and_removed_by_name(there: Terminal) -> None:
     there.enqueue("add", 1, 2)
 
     assert there.run("queues", "rate", "100/s", "default", "--task", "add").stdout == (

@@ -1,4 +1,4 @@
-"""`tenure reaper`: a process that recovers and runs nothing."""
+"""`tenure reaper`: a process that recovers jobs and runs none."""
 
 import signal
 import subprocess
@@ -26,7 +26,7 @@ def test_a_reaper_recovers_jobs_of_a_dead_worker_and_exits_on_a_signal(
 ) -> None:
     job = there.enqueue("add", 1, 2)
     subprocess.run([sys.executable, "-c", MORTAL, there.url], check=False)
-    # A term long enough that a busy machine does not cost it: who leads no longer leaves it to others to tell.
+    # The term is long, so that the reaper keeps it on a busy machine: one that lost it does not report recoveries.
     timing = ("--sweep", "50ms", "--grace", "50ms", "--leader-ttl", "10s")
     with there.start("reaper", *timing, *election) as process:
         assert process.stderr is not None
@@ -57,7 +57,7 @@ async def report() -> None: ...
 
 @pytest.mark.system
 @EVERYWHERE
-def test_it_puts_the_schedules_of_its_app_into_the_storage(there: Terminal) -> None:
+def test_a_reaper_puts_the_schedules_of_its_app_into_the_storage(there: Terminal) -> None:
     there.write("scheduled.py", SCHEDULED)
     with there.start("reaper", "scheduled:app") as process:
         assert process.stderr is not None
@@ -124,7 +124,7 @@ app.on(LeadershipAcquired)({handler})
 
 @pytest.mark.system
 @pytest.mark.parametrize("handler", ["plain", "coroutine"])
-def test_it_leaves_though_a_handler_of_its_app_never_ends(there: Terminal, handler: str) -> None:
+def test_a_reaper_ends_though_a_handler_of_its_app_never_ends(there: Terminal, handler: str) -> None:
     there.write("hanging.py", HANGING.replace("{handler}", handler))
     with there.start("reaper", "hanging:app") as process:
         assert process.stdout is not None

@@ -39,7 +39,7 @@ def shop(there: Terminal) -> Terminal:
 
 
 def bought(shop: Terminal) -> str:
-    """Commit a call in a process of its own; return its id."""
+    """Commit a call in a separate process; return its id."""
     done = subprocess.run(
         [sys.executable, "-c", "import bookshop; print(bookshop.buy())"],
         cwd=shop.place,
@@ -55,7 +55,7 @@ def bought(shop: Terminal) -> str:
 @pytest.mark.parametrize(
     "args", [("bookshop:app",), ("--app", "bookshop:app"), ("--outbox", "sqlite:///shop.db")], ids=" ".join
 )
-def test_it_relays_until_a_signal(shop: Terminal, args: tuple[str, ...]) -> None:
+def test_a_relay_runs_until_a_signal(shop: Terminal, args: tuple[str, ...]) -> None:
     job = bought(shop)
     assert shop.run("jobs", "list", "--app", "bookshop:app").exit_code == 2
     with shop.start("relay", *args, "--http", "127.0.0.1:0") as process:
@@ -71,7 +71,7 @@ def test_it_relays_until_a_signal(shop: Terminal, args: tuple[str, ...]) -> None
     assert shop.read("jobs", "show", job)["state"] == "waiting"
 
 
-def test_it_needs_an_outbox(shop: Terminal) -> None:
+def test_a_relay_needs_an_outbox(shop: Terminal) -> None:
     (shop.place / "plain.py").write_text("from tenure import Tenure\napp = Tenure()\n")
 
     assert "no outbox" in shop.refused("relay", "plain:app")
@@ -93,7 +93,7 @@ def test_migrate_creates_the_table_or_prints_it(shop: Terminal) -> None:
     assert any("no table tenure_outbox" in one["message"] for one in absent["findings"])
     with sqlite3.connect(":memory:") as other, sqlite3.connect("shop.db") as migrated:
         other.executescript(script)
-        # A migration of the user's own makes the same table.
+        # A migration of the user's own creates the same table.
         tables = [one.execute("SELECT sql FROM sqlite_master ORDER BY name").fetchall() for one in (other, migrated)]
         assert tables[0] == tables[1]
         assert len(other.execute("SELECT * FROM tenure_outbox").fetchall()) == 1

@@ -69,7 +69,7 @@ def test_schedules_are_paused_and_resumed_by_name(some: Terminal) -> None:
 
 
 @EVERYWHERE
-def test_a_trigger_makes_a_job_now(some: Terminal) -> None:
+def test_a_trigger_creates_a_job_now(some: Terminal) -> None:
     before = some.read("schedules", "list")
     (made,) = some.read("schedules", "trigger", "nightly")
     (job,) = some.read("jobs", "list")["jobs"]
@@ -85,7 +85,7 @@ def test_a_trigger_makes_a_job_now(some: Terminal) -> None:
     assert quiet in {job["id"] for job in some.read("jobs", "list")["jobs"]}
 
 
-def test_a_trigger_that_makes_no_job_says_so(there: Terminal) -> None:
+def test_a_trigger_that_creates_no_job_reports_it(there: Terminal) -> None:
     app = there.app()
 
     @app.task(name="one", unique="one")
@@ -128,7 +128,7 @@ def test_the_next_ticks_are_shown_in_utc_and_in_local_time(some: Terminal) -> No
     assert some.run("schedules", "next", "nightly", "-n", "1", "--quiet").stdout.count("\n") == 1
 
 
-def test_removing_is_asked_for_and_for_good(some: Terminal) -> None:
+def test_removing_a_schedule_asks_for_confirmation_and_is_permanent(some: Terminal) -> None:
     assert "Remove schedule often for good?" in some.refused("schedules", "remove", "often")
     assert "Remove 2 schedules for good?" in some.refused("schedules", "remove", "often", "nightly")
     assert some.run("schedules", "remove", "often", "--yes").stdout == "schedule often is removed\n"
@@ -138,7 +138,7 @@ def test_removing_is_asked_for_and_for_good(some: Terminal) -> None:
 
 
 @pytest.mark.parametrize("verb", ["pause", "resume", "trigger", "next"])
-def test_a_schedule_that_is_not_there_is_a_mistake(some: Terminal, verb: str) -> None:
+def test_an_unknown_schedule_is_a_mistake(some: Terminal, verb: str) -> None:
     message = "schedule 'weekly' is unknown; known are: nightly, often"
 
     assert message in some.refused("schedules", verb, "weekly", code=4)
@@ -146,7 +146,7 @@ def test_a_schedule_that_is_not_there_is_a_mistake(some: Terminal, verb: str) ->
     assert len(some.read("schedules", "list")) == 2
 
 
-def test_the_last_tick_is_shown_once_a_job_was_made(there: Terminal) -> None:
+def test_the_last_tick_is_shown_once_a_job_was_created(there: Terminal) -> None:
     app = there.app()
 
     async def tick() -> None:

@@ -1,4 +1,4 @@
-"""How the command starts: quickly, alike under both its names, and with options in all their places."""
+"""How the command starts: quickly, identically under both names, and with options in every place."""
 
 import json
 import subprocess
@@ -98,7 +98,7 @@ def test_every_command_takes_the_options_of_output(terminal: Terminal) -> None:
         ("TENURE_EVENTS_SINCE_CURSOR", "1000", ("events",)),
     ],
 )
-def test_the_environment_says_an_option_by_the_name_of_its_flag(
+def test_an_environment_variable_with_the_name_of_a_flag_sets_it(
     there: Terminal, variable: str, value: str, args: tuple[str, ...]
 ) -> None:
     there.enqueue("bad", 1, work=True)

@@ -48,7 +48,7 @@ COMMANDS = (
 
 
 def is_message(line: str) -> bool:
-    """Return True if a line is text for people and no table; the terminal breaks it."""
+    """Return True if a line is text and not part of a table; the terminal breaks it."""
     return line.startswith(MESSAGES)
 
 

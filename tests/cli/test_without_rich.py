@@ -29,7 +29,7 @@ OTHERS = ("doctor", "events", "health", "version", "jobs --help")
 
 @pytest.fixture
 def without_rich(tmp_path: Path) -> dict[str, str]:
-    """Return an environment in which no process can import rich, and no child of it."""
+    """Return an environment in which no process and no child of it can import rich."""
     folder = tmp_path / "blocker"
     folder.mkdir()
     (folder / "sitecustomize.py").write_text("import sys\nsys.modules['rich'] = None\n")

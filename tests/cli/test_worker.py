@@ -36,7 +36,7 @@ def test_a_burst_runs_the_waiting_jobs_and_exits(tasks: Terminal) -> None:
 
 
 @pytest.mark.system
-def test_it_serves_the_queues_that_are_named(tasks: Terminal) -> None:
+def test_a_worker_serves_the_named_queues(tasks: Terminal) -> None:
     job, other = tasks.enqueue("add", 1, 2, queue="mail"), tasks.enqueue("add", 3, 4)
     assert tasks.ended("worker", "tasks:app", "--burst", "-q", "letters,mail").returncode == 0
 
@@ -45,7 +45,7 @@ def test_it_serves_the_queues_that_are_named(tasks: Terminal) -> None:
 
 
 @pytest.mark.system
-def test_a_signal_ends_it_though_a_thread_hangs_and_its_job_is_handed_back(tasks: Terminal) -> None:
+def test_a_signal_ends_a_worker_with_a_hung_thread_and_releases_its_job(tasks: Terminal) -> None:
     job = tasks.enqueue("hang")
     with tasks.start("worker", "tasks:app", "--drain", "0") as process:
         assert process.stdout is not None
@@ -68,18 +68,22 @@ def test_json_logs_contain_no_arguments(tasks: Terminal) -> None:
     assert "31337" not in done.stderr
 
 
-class Shy:
-    """Something that cannot be shown."""
+class WithoutRepr:
+    """An object whose repr fails."""
 
     def __repr__(self) -> str:
         raise RuntimeError("no")
 
 
 def test_values_that_json_cannot_hold_are_logged_as_text() -> None:
-    record = logging.makeLogRecord({"msg": "cannot read %s", "args": ("caf\udce9",), "who": Shy(), "count": 3})
+    record = logging.makeLogRecord({"msg": "cannot read %s", "args": ("caf\udce9",), "who": WithoutRepr(), "count": 3})
     record_read = json.loads(JsonLines().format(record))
 
-    assert (record_read["message"], record_read["who"], record_read["count"]) == ("cannot read caf?", "<Shy>", "3")
+    assert (record_read["message"], record_read["who"], record_read["count"]) == (
+        "cannot read caf?",
+        "<WithoutRepr>",
+        "3",
+    )
 
 
 @pytest.mark.system
@@ -152,7 +156,7 @@ async def hang():
 
 
 @pytest.mark.system
-def test_a_signal_lets_it_leave_its_lifespan(tasks: Terminal) -> None:
+def test_a_signal_lets_a_worker_leave_its_lifespan(tasks: Terminal) -> None:
     tasks.write("living.py", LIVING)
     job = tasks.enqueue("hang")
     with tasks.start("worker", "living:app", "--drain", "0") as process:
@@ -166,7 +170,7 @@ def test_a_signal_lets_it_leave_its_lifespan(tasks: Terminal) -> None:
 
 
 @pytest.mark.system
-def test_a_lifespan_that_cannot_be_entered_is_said_and_exit_code_1(tasks: Terminal) -> None:
+def test_a_lifespan_that_fails_at_its_start_is_one_line_and_exit_code_1(tasks: Terminal) -> None:
     tasks.write("living.py", LIVING)
     done = tasks.ended("worker", "living:broken")
 
@@ -176,7 +180,7 @@ def test_a_lifespan_that_cannot_be_entered_is_said_and_exit_code_1(tasks: Termin
 
 
 @pytest.mark.parametrize(
-    "crew",
+    "given",
     [
         WorkerOptions(None, 10, burst=False, reaper=True, name=None, drain=timedelta(seconds=25)),
         WorkerOptions(
@@ -192,8 +196,8 @@ def test_a_lifespan_that_cannot_be_entered_is_said_and_exit_code_1(tasks: Termin
         ),
     ],
 )
-def test_a_child_gets_all_options_of_its_supervisor(crew: WorkerOptions) -> None:
-    params = worker.make_context("worker", ["tasks:app", *crew.options()]).params
+def test_a_child_gets_all_options_of_its_supervisor(given: WorkerOptions) -> None:
+    params = worker.make_context("worker", ["tasks:app", *given.options()]).params
 
     assert (
         WorkerOptions(
@@ -207,5 +211,5 @@ def test_a_child_gets_all_options_of_its_supervisor(crew: WorkerOptions) -> None
             max_memory=params["max_memory"],
             prefetch=params["prefetch"],
         )
-        == crew
+        == given
     )

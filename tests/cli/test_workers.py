@@ -1,4 +1,4 @@
-"""`tenure workers`: the states of workers, orders for them, and the stacks of their runs."""
+"""`tenure workers`: the states of workers, orders to them, and the stacks of their runs."""
 
 import asyncio
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ INFO = WorkerInfo(("default", "mail"), 10, 1, lag=250_000, memory=64 << 20)
 
 
 def beat(there: Terminal, *beats: RenewRequest) -> None:
-    """Send beats of workers."""
+    """Send beats for workers."""
     app = there.app()
 
     async def go() -> None:
@@ -84,7 +84,7 @@ def test_a_list_shows_the_state_of_each_worker(there: Terminal) -> None:
     assert [worker["quiet"] for worker in there.read("info")["workers"]] == [False, True]
 
 
-def test_a_worker_that_stops_or_is_silent_says_so(there: Terminal) -> None:
+def test_a_stopping_or_silent_worker_is_shown_as_such(there: Terminal) -> None:
     stopping = structs.replace(INFO, stopping=True, quiet=True)
     beat(
         there,
@@ -95,7 +95,7 @@ def test_a_worker_that_stops_or_is_silent_says_so(there: Terminal) -> None:
     assert [worker["state"] for worker in there.read("workers", "list")] == ["stopping", "stale"]
 
 
-def test_a_worker_that_died_is_said_to_have_died_wherever_it_is_shown(there: Terminal) -> None:
+def test_a_dead_worker_is_shown_as_dead_in_every_command(there: Terminal) -> None:
     app = there.app()
 
     async def one_dies() -> None:
@@ -115,7 +115,7 @@ def test_a_worker_that_died_is_said_to_have_died_wherever_it_is_shown(there: Ter
     ]
 
 
-def test_without_workers_there_is_nothing_to_list(there: Terminal) -> None:
+def test_the_list_is_empty_without_workers(there: Terminal) -> None:
     there.enqueue("add", 1, 2)
 
     assert there.read("workers", "list") == []

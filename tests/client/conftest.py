@@ -1,4 +1,4 @@
-"""An app on each storage, in real time, for what callers do without a worker."""
+"""An app on each storage, in real time, for calls that need no worker."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path

@@ -224,7 +224,7 @@ async def test_a_purge_spares_a_job_that_ended_after_its_page_was_read(
     assert await app.jobs.counts("state") == {"completed": 1}
 
 
-async def test_a_purge_of_everything_must_be_asked_for(app: Tenure, add: Task[[int], Any]) -> None:
+async def test_a_purge_of_everything_must_be_requested_explicitly(app: Tenure, add: Task[[int], Any]) -> None:
     await add.enqueue(1)
 
     with pytest.raises(UsageError, match="everything=True"):
@@ -280,7 +280,7 @@ async def test_the_id_of_a_merged_call_finds_its_job(app: Tenure) -> None:
     assert (await app.job("second").info()).job.id in (first.id, "second")
 
 
-async def test_the_sync_twins_do_the_same(app: Tenure, add: Task[[int], Any]) -> None:
+async def test_the_sync_variants_do_the_same(app: Tenure, add: Task[[int], Any]) -> None:
     def script() -> None:
         jobs = app.enqueue_many_sync(add.call(number) for number in range(5))
         assert {job.id for job in app.jobs.list_sync()} == {job.id for job in jobs}

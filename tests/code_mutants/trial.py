@@ -17,14 +17,14 @@ LIMIT = 300
 """Seconds for all tests of one mutant. Tests that take longer prove nothing."""
 
 HANG = 20
-"""Seconds for one test: a mutant that makes it wait for a hint that never comes is found sooner."""
+"""Seconds for one test: a mutant that makes it wait for a notification that never comes is found sooner."""
 
 TESTS_FAILED = 1
 """The exit status of pytest when a test failed; every other one but 0 is an error of the run itself."""
 
 
 class Trial(Struct, frozen=True):
-    """What came of one mutant. `broken`: its tests could not run, so it says nothing."""
+    """The outcome of one mutant. `broken`: its tests could not run, so it shows nothing."""
 
     mutant: Mutant
     verdict: Literal["found", "survived", "broken"]

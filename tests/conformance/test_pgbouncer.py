@@ -1,4 +1,4 @@
-"""The PostgreSQL storage passes main parts of the suite through PgBouncer: nothing rests on a session."""
+"""The PostgreSQL storage passes main parts of the suite through PgBouncer: it does not depend on sessions."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -46,8 +46,8 @@ class TestPgBouncer(
     EventsConformance,
     NoticesConformance,
 ):
-    """The parts that show each verb. What else the verbs do they do in the same transactions; the whole suite also
-    passes, and takes too long to run each time."""
+    """The parts that show each verb. Everything else runs in the same transactions; the whole suite also passes, but
+    takes too long to run each time."""
 
     @pytest.fixture
     async def storage(self, clock: ManualClock, one: OneStorage) -> AsyncIterator[Storage]:

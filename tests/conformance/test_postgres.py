@@ -17,7 +17,7 @@ from tests.postgres_servers import SharedSchema
 
 
 class ClockOfTest:
-    """The clock of the test that runs now."""
+    """The clock of the current test."""
 
     def __init__(self) -> None:
         self.current: Clock = ManualClock()
@@ -39,7 +39,7 @@ class OneStorage:
         self.storage = PostgresStorage(read(url or schema.url), clock=self.clock)
 
     async def begin(self, clock: Clock) -> PostgresStorage:
-        """Return the storage as if it were new, with the clock of a test."""
+        """Reset the storage, and give it the clock of a test."""
         self.clock.current = clock
         self.schema.empty()
         self.storage.claims.lanes.clear()

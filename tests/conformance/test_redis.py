@@ -20,6 +20,6 @@ class TestRedis(StorageConformance):
         storage = RedisStorage(read(redis_url), clock=clock)
         await storage.open()
         yield storage
-        # No index may ever contradict its records, whatever is asked in whatever order.
+        # Indexes must agree with their records after every call.
         assert await events_of(storage, JobRepaired) == []
         await storage.close()

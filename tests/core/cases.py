@@ -1,4 +1,4 @@
-"""What the tests of the core share: a job in its run, an error, one outcome of every kind."""
+"""Values for the tests of the core: a job in its run, an error, one outcome of every kind."""
 
 from msgspec import structs
 

@@ -1,4 +1,4 @@
-"""The verdict over time: what trips it, what does not, and what resets it."""
+"""The verdict over time: what makes a backlog overdue, what does not, and what resets it."""
 
 import pytest
 from hypothesis import given
@@ -10,7 +10,7 @@ FEW = Thresholds(most=10, patience=60.0)
 
 
 def fed(looks: list[tuple[float, int]], thresholds: Thresholds = FEW) -> Backlog:
-    """Return what is known of one queue after looks at these times, which found so many waiting."""
+    """Return the backlog of one queue after readings at these times, which found so many waiting jobs."""
     known = Backlog()
     for now, jobs in looks:
         known = observe(known, thresholds, {"mail": jobs}, now=now)
@@ -27,7 +27,7 @@ def test_a_backlog_above_its_threshold_for_too_long_is_overdue() -> None:
 
 
 @pytest.mark.statement(50)
-def test_a_short_spike_trips_nothing() -> None:
+def test_a_short_spike_is_not_overdue() -> None:
     known = fed([(0, 0), (10, 1_000_000), (69, 1_000_000), (70, 10)])
 
     assert known == Backlog()
@@ -47,7 +47,7 @@ def test_a_backlog_at_its_threshold_is_not_counted() -> None:
     assert fed([(0, 10), (100, 10)]) == Backlog()
 
 
-def test_a_queue_that_is_gone_has_recovered() -> None:
+def test_a_deleted_queue_has_recovered() -> None:
     known = observe(fed([(0, 11)]), FEW, {}, now=30)
 
     assert known.seconds_above("mail", now=30) is None
@@ -69,7 +69,7 @@ def test_without_a_threshold_any_number_may_wait() -> None:
 
 
 @given(st.lists(st.tuples(st.floats(0.01, 100), st.integers(0, 20)), min_size=1, max_size=50))
-def test_it_is_overdue_exactly_when_every_look_of_that_time_found_too_many(steps: list[tuple[float, int]]) -> None:
+def test_a_backlog_is_overdue_once_every_reading_of_a_time_was_too_high(steps: list[tuple[float, int]]) -> None:
     looks: list[tuple[float, int]] = []
     now = 0.0
     for passed, jobs in steps:

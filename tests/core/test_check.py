@@ -1,4 +1,4 @@
-"""What a caller gave, checked: a refusal names the field, shows the value, and tells the remedy."""
+"""Checks of user input: a refusal names the field, shows the value, and names the remedy."""
 
 from collections.abc import Callable
 
@@ -8,7 +8,7 @@ from tenure.core.check import LARGEST, flag, named, no_others, of_kind, one_of, 
 from tenure.errors import UsageError
 
 
-class Sulky:
+class FailingRepr:
     def __repr__(self) -> str:
         raise RuntimeError("not today")
 
@@ -64,4 +64,4 @@ def test_an_error_has_the_field_the_value_and_the_remedy(check: Callable[[], obj
 
 def test_a_value_is_shortened_and_shown_although_its_repr_fails() -> None:
     assert shown("x" * 100) == "'" + "x" * 56 + "..."
-    assert shown(Sulky()) == "<Sulky>"
+    assert shown(FailingRepr()) == "<FailingRepr>"

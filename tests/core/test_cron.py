@@ -1,4 +1,4 @@
-"""Cron texts and intervals: how they are read, and when they are due, gaps and folds included."""
+"""Cron texts and intervals: how they are parsed, and when they are due, including clock changes."""
 
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
@@ -34,7 +34,7 @@ def day_of(rhythm: Rhythm, day: str, tz: str) -> list[str]:
     return [shown(tick, tz)[11:16] for tick in rhythm.between(start - 1, end - 1, 10_000)]
 
 
-# ── reading ───────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── parsing ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def day_of(rhythm: Rhythm, day: str, tz: str) -> list[str]:
         ("@annually", ["2027-01-01 00:00:00"]),
     ],
 )
-def test_a_cron_text_is_read(text: str, ticks: list[str]) -> None:
+def test_a_cron_text_is_parsed(text: str, ticks: list[str]) -> None:
     cron = Cron.parse(text)
 
     found = cron.between(at("2026-03-04 10:30:20"), at("2099-01-01"), len(ticks))
@@ -139,7 +139,7 @@ def test_an_unknown_time_zone_is_refused_with_its_remedy(tz: Any) -> None:
         Cron.parse("0 4 * * *", tz, zone="zone")
 
 
-def test_a_time_zone_may_be_given_as_such() -> None:
+def test_a_time_zone_object_is_accepted() -> None:
     assert Cron.parse("0 4 * * *", ZoneInfo("Asia/Tokyo")) == Cron.parse("0 4 * * *", "Asia/Tokyo")
 
 
@@ -183,7 +183,7 @@ EVERY_HOUR = [f"{hour:02}:00" for hour in range(24)]
             ["00:45", "01:45", "01:45", *[f"{hour:02}:45" for hour in range(2, 24)]],
         ),
         ("Australia/Lord_Howe", "2026-04-05", "0 * * * *", EVERY_HOUR),
-        # Africa/Casablanca: back an hour for Ramadan at 03:00 on 15 February 2026, and forth at 02:00 on 22 March.
+        # Africa/Casablanca: back an hour for Ramadan at 03:00 on 15 February 2026, and forward at 02:00 on 22 March.
         ("Africa/Casablanca", "2026-02-15", "30 2 * * *", ["02:30"]),
         (
             "Africa/Casablanca",
@@ -192,7 +192,7 @@ EVERY_HOUR = [f"{hour:02}:00" for hour in range(24)]
             ["00:30", "01:30", "02:30", "02:30", *[f"{hour:02}:30" for hour in range(3, 24)]],
         ),
         ("Africa/Casablanca", "2026-03-22", "30 2 * * *", ["03:00"]),
-        # Pacific/Apia: 30 December 2011 never was.
+        # Pacific/Apia: 30 December 2011 did not exist.
         ("Pacific/Apia", "2011-12-31", "0 12 * * *", ["00:00", "12:00"]),
         ("Pacific/Apia", "2011-12-31", "0 12 30 12 *", ["00:00"]),
         ("Pacific/Apia", "2011-12-31", "0 */6 * * *", ["00:00", "06:00", "12:00", "18:00"]),
@@ -253,7 +253,7 @@ TURNS = [
 
 @st.composite
 def fields(draw: st.DrawFn, least: int, most: int) -> tuple[str, frozenset[int]]:
-    """Return a field as it is written, and the numbers that it stands for."""
+    """Return a field as it is written, and the numbers that it means."""
     step = draw(st.integers(1, most))
     match draw(st.sampled_from(["star", "star", "step", "list", "range"])):
         case "star":
@@ -283,7 +283,7 @@ starts = st.one_of(
 
 
 def scanned(parts: list[tuple[str, frozenset[int]]], tz: str, start: int, end: int) -> list[int]:
-    """Return the ticks from `start` to `end`, found by looking at each minute; the slow and plain way."""
+    """Return the ticks from `start` to `end`, found by checking each minute: slow and simple."""
     (_, minute), (hour_text, hour), (day_text, day), (_, month), (week_text, week) = parts
     moving = hour_text.startswith("*")
     either = day_text[0] != "*" and week_text[0] != "*"
@@ -311,14 +311,14 @@ def scanned(parts: list[tuple[str, frozenset[int]]], tz: str, start: int, end: i
     return ticks
 
 
-# Each example looks at 2,400 minutes.
+# Each example checks 2,400 minutes.
 @settings(deadline=None, max_examples=30)
 @given(minutes, hours, days, months, weekdays, st.sampled_from(ZONES), starts)
 @example(("*", frozenset(range(60))), ("2", frozenset({2})), *[("*", frozenset(range(32)))] * 3, ZONES[1], at(TURNS[4]))
 @example(
     ("*", frozenset(range(60))), ("*", frozenset(range(24))), *[("*", frozenset(range(32)))] * 3, ZONES[3], at(TURNS[6])
 )
-def test_the_ticks_are_those_that_a_look_at_each_minute_finds(
+def test_the_ticks_are_those_that_a_check_of_each_minute_finds(
     minute: tuple[str, frozenset[int]],
     hour: tuple[str, frozenset[int]],
     day: tuple[str, frozenset[int]],
@@ -331,7 +331,7 @@ def test_the_ticks_are_those_that_a_look_at_each_minute_finds(
     start -= start % MINUTE
     end = start + 40 * HOUR
     text = " ".join(text for text, _ in parts)
-    # The days of the month that the longest of its months does not have make a text that is refused.
+    # Days that even the longest of its months does not have make a text that is refused.
     assume(min(day[1]) <= 29 or month[1] & LONG or (day[0][0] != "*" and weekday[0][0] != "*"))
 
     found = Cron.parse(text, tz).between(start - 1, end - 1, 10_000)
@@ -371,7 +371,7 @@ def test_the_newest_are_the_last_of_all(rhythm: Rhythm, start: int, length: int,
 
     assert rhythm.newest(start, start + length, limit) == every[-limit:]
     assert rhythm.between(start, start + length, limit) == every[:limit]
-    # A cron's ticks have to be found one by one, so no more than that are counted.
+    # A cron's ticks have to be found one by one, so no more than this number are counted.
     most = COUNTED if isinstance(rhythm, Cron) else len(every)
     assert rhythm.count(start, start + length) == min(len(every), most)
 
@@ -387,14 +387,14 @@ def test_a_rare_day_is_found_however_far_it_is() -> None:
 
 
 @pytest.mark.parametrize("text", ["0 0 1 1 *", "0 * 1 1 *"])
-def test_there_are_no_ticks_where_the_calendar_ends(text: str) -> None:
+def test_ticks_end_with_the_calendar(text: str) -> None:
     cron = Cron.parse(text)
 
     assert cron.next_after(at("9998-06-01")) is None
     assert cron.between(at("9997-06-01"), at("9999-06-01"), 100)[-1] <= at("9998-01-01 23:00")
 
 
-def test_the_newest_of_many_years_are_found_without_going_through_them() -> None:
+def test_the_newest_of_many_years_are_found_without_visiting_all() -> None:
     now = at("2026-03-04 10:30")
 
     assert Every(SECOND).newest(0, now, 2) == (now - SECOND, now)
@@ -407,7 +407,7 @@ def test_the_newest_of_many_years_are_found_without_going_through_them() -> None
 # ── intervals ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_the_ticks_of_an_interval_are_its_multiples_whenever_one_asks() -> None:
+def test_the_ticks_of_an_interval_are_its_multiples_at_any_start() -> None:
     every = Every.parse("5m")
 
     assert every.next_after(at("2026-03-04 10:31:17")) == at("2026-03-04 10:35:00")

@@ -1,4 +1,4 @@
-"""What becomes of a job after one run, for every outcome and every budget."""
+"""What happens to a job after one run, for every outcome and every budget."""
 
 from random import Random
 from typing import get_args
@@ -74,8 +74,8 @@ def parked(reason: str) -> PutBack:
         (Interrupted("unreachable", DELAY), released(DELAY, "unreachable"), None),
     ],
 )
-def test_an_outcome_is_judged_by_its_attempts_alone(outcome: Outcome, fresh: Decision, last: Decision | None) -> None:
-    """`last`: the verdict on the last attempt, where it differs from that on the first two."""
+def test_an_outcome_is_decided_by_its_attempts_alone(outcome: Outcome, fresh: Decision, last: Decision | None) -> None:
+    """`last`: the decision on the last attempt, if it differs from that on the first two."""
     for failures in range(3):
         expected = last if last is not None and failures == 2 else fresh
 
@@ -121,7 +121,7 @@ def test_a_result_is_kept_for_as_long_as_its_job_says(result_ttl: int | None) ->
 
 @pytest.mark.parametrize("redrives", range(5))
 @pytest.mark.parametrize("outcome", [Raised(ERROR), TimedOut(ERROR), Stalled("lease_expired"), Stalled("process_died")])
-def test_a_rule_redrives_twice_as_late_each_time_and_only_so_often(outcome: Outcome, redrives: int) -> None:
+def test_a_rule_doubles_its_delay_with_each_redrive_up_to_its_count(outcome: Outcome, redrives: int) -> None:
     job = structs.replace(active(failures=2, stalls=1, policy=RULED), redrives=redrives)
     decision = decide(job, outcome, Random(0))
 
@@ -155,7 +155,7 @@ def test_a_rule_redrives_nothing_that_must_not_run_twice() -> None:
     assert decision.redrive_after is None
 
 
-def test_without_a_rule_a_dead_letter_stays_one() -> None:
+def test_without_a_rule_a_dead_letter_is_not_redriven() -> None:
     decision = decide(active(failures=2), Raised(ERROR), Random(0))
 
     assert isinstance(decision, Finish)
@@ -164,7 +164,7 @@ def test_without_a_rule_a_dead_letter_stays_one() -> None:
 
 @pytest.mark.statement(13)
 @pytest.mark.parametrize("failures", range(4))
-def test_a_stall_asks_nothing_of_the_attempts(failures: int) -> None:
+def test_a_stall_does_not_depend_on_the_attempts(failures: int) -> None:
     decision = decide(active(failures=failures), Stalled("no_progress"), Random(0))
 
     assert decision == PutBack(charge="stalls", reason="no_progress")
@@ -180,7 +180,7 @@ def test_a_stall_asks_nothing_of_the_attempts(failures: int) -> None:
     ],
 )
 @pytest.mark.parametrize("on_worker_lost", ["retry", "fail"])
-def test_a_dead_letter_says_whether_its_worker_crashed(
+def test_a_dead_letter_records_whether_its_worker_crashed(
     stall: StallReason, reason: str, on_worker_lost: OnWorkerLost
 ) -> None:
     job = active(
@@ -192,7 +192,7 @@ def test_a_dead_letter_says_whether_its_worker_crashed(
     assert (decision.state, decision.reason) == (State.FAILED, reason)
 
 
-def test_a_job_that_must_not_run_twice_says_so_in_its_error() -> None:
+def test_the_error_of_a_job_that_must_not_run_twice_says_so() -> None:
     decision = decide(active(policy=Policy(on_worker_lost="fail")), Stalled("process_died"), Random(0))
 
     assert isinstance(decision, Finish)
@@ -287,7 +287,7 @@ def test_a_run_whose_process_died_runs_next_in_quarantine_a_silent_one_not(
 
 
 @pytest.mark.parametrize("outcome", [Interrupted("shutdown"), Interrupted("prefetch", 5), Unknown()])
-def test_a_run_that_was_not_let_run_leaves_its_job_in_quarantine(outcome: Outcome) -> None:
+def test_a_run_that_did_not_start_leaves_its_job_in_quarantine(outcome: Outcome) -> None:
     kept = decide(structs.replace(active(), quarantined=True), outcome, Random(1))
     free = decide(active(), outcome, Random(1))
 
@@ -297,7 +297,7 @@ def test_a_run_that_was_not_let_run_leaves_its_job_in_quarantine(outcome: Outcom
     assert not free.quarantine
 
 
-def test_a_run_that_came_to_an_outcome_of_its_own_ends_the_quarantine() -> None:
+def test_a_run_with_an_outcome_of_its_own_ends_the_quarantine() -> None:
     for outcome in (Raised(RecordedError("E", "")), Snoozed(5), TimedOut(RecordedError("E", ""))):
         decision = decide(structs.replace(active(), quarantined=True), outcome, Random(1))
 
@@ -306,14 +306,14 @@ def test_a_run_that_came_to_an_outcome_of_its_own_ends_the_quarantine() -> None:
 
 
 @pytest.mark.parametrize("quarantined", [True, False])
-def test_a_run_that_another_one_took_along_is_charged_to_nothing(quarantined: bool) -> None:
+def test_a_run_that_was_ended_by_another_run_is_not_charged(quarantined: bool) -> None:
     job = structs.replace(active(stalls=9), quarantined=quarantined)
     decision = decide(job, Stalled("process_died", blameless=True), Random(0))
 
     assert decision == PutBack(charge="releases", reason="process_died", quarantine=quarantined)
 
 
-def test_a_job_that_must_not_run_twice_fails_by_a_blameless_death() -> None:
+def test_a_job_that_must_not_run_twice_fails_by_an_uncharged_death() -> None:
     job = active(policy=Policy(on_worker_lost="fail"))
     decision = decide(job, Stalled("process_died", blameless=True), Random(0))
 

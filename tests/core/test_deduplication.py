@@ -1,4 +1,4 @@
-"""Which job a call comes to, and when what it made is due."""
+"""Which job a call joins, and when a job that it created is due."""
 
 import pytest
 from msgspec import structs
@@ -38,7 +38,7 @@ def test_a_job_that_has_run_accepts_no_more_calls(key: MergeKey) -> None:
     assert not accepts_merge(structs.replace(waiting, state=State.CANCELLED), key)
 
 
-def test_a_full_batch_takes_in_no_more_calls() -> None:
+def test_a_full_batch_accepts_no_more_calls() -> None:
     batch = structs.replace(ACTIVE, state=State.DELAYED, starts=0, merge=COLLECT, gathered=2)
 
     assert accepts_merge(batch, COLLECT)
@@ -48,7 +48,7 @@ def test_a_full_batch_takes_in_no_more_calls() -> None:
 
 
 @pytest.mark.parametrize("key", [DEBOUNCE, COLLECT])
-def test_each_call_puts_the_job_off_but_never_beyond_its_longest_wait(key: DebounceKey | CollectKey) -> None:
+def test_each_call_postpones_the_job_up_to_its_longest_wait(key: DebounceKey | CollectKey) -> None:
     assert due_at(key, first=NOW, calls=1, now=NOW) == NOW + 5 * SECOND
     assert due_at(key, first=NOW, calls=2, now=NOW + 4 * SECOND) == NOW + 9 * SECOND
     assert due_at(key, first=NOW, calls=2, now=NOW + 17 * SECOND) == NOW + 20 * SECOND
@@ -70,7 +70,7 @@ def test_a_batch_is_due_when_it_is_full() -> None:
     assert due_at(COLLECT, first=NOW, calls=2, now=NOW + 1, size=GATHERED_LIMIT - 1) > NOW + 1
 
 
-def test_keys_of_different_kinds_never_meet() -> None:
+def test_keys_of_different_kinds_never_collide() -> None:
     names = [merge_name(key) for key in (UNFINISHED, DEBOUNCE, COLLECT)]
 
     assert names == ["unique:k", "debounce:k", "collect:k"]

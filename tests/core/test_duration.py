@@ -1,4 +1,4 @@
-"""Durations and instants as people write them."""
+"""Durations and instants as users write them."""
 
 import math
 from datetime import UTC, date, datetime, timedelta, timezone
@@ -29,7 +29,7 @@ from tenure.errors import UsageError
         (timedelta(minutes=1), 60),
     ],
 )
-def test_a_duration_is_read(value: Duration, seconds: float) -> None:
+def test_a_duration_is_parsed(value: Duration, seconds: float) -> None:
     assert duration(value, field="delay") == timedelta(seconds=seconds)
 
 
@@ -86,17 +86,17 @@ def test_an_invalid_duration_is_refused_by_name(value: Any) -> None:
 
 
 @pytest.mark.parametrize("value", ["0s", 0, 0.0, timedelta(0)])
-def test_nothing_is_a_duration_where_it_may_be(value: Duration) -> None:
+def test_zero_is_a_duration_where_it_is_allowed(value: Duration) -> None:
     assert duration(value, field="start_grace", zero=True) == timedelta(0)
 
 
 @pytest.mark.parametrize("value", ["-1s", -1, timedelta(seconds=-1), math.nan, True])
-def test_less_than_nothing_never_is(value: Any) -> None:
+def test_a_negative_duration_is_always_refused(value: Any) -> None:
     with pytest.raises(UsageError):
         duration(value, field="start_grace", zero=True)
 
 
-def test_a_hundred_years_are_enough() -> None:
+def test_a_hundred_years_are_accepted() -> None:
     assert duration("36500d", field="ttl") == timedelta(days=36_500)
     with pytest.raises(UsageError, match="hundred years"):
         duration("36500.1d", field="ttl")
@@ -105,12 +105,12 @@ def test_a_hundred_years_are_enough() -> None:
 
 
 @given(st.timedeltas())
-def test_microseconds_lose_nothing(length: timedelta) -> None:
+def test_microseconds_are_exact(length: timedelta) -> None:
     assert timedelta(microseconds=micros(length)) == length
 
 
 @given(st.datetimes(timezones=st.just(UTC)))
-def test_an_instant_and_its_moment_are_the_same(value: datetime) -> None:
+def test_an_instant_converts_to_its_datetime_and_back(value: datetime) -> None:
     assert moment(instant(value, field="run_at")) == value
 
 
@@ -147,12 +147,12 @@ def test_only_a_datetime_is_an_instant(value: object) -> None:
         (90_000_000_000, "25h"),
     ],
 )
-def test_a_duration_is_spoken_in_the_largest_unit_without_a_fraction(length: int, words: str) -> None:
+def test_a_duration_is_shown_in_the_largest_unit_without_a_fraction(length: int, words: str) -> None:
     assert duration_text(length) == words
 
 
 @given(st.integers(1, 3_153_600_000).map(lambda millis: millis * 1000))
-def test_a_duration_spoken_can_be_read_again(length: int) -> None:
+def test_a_duration_that_is_shown_can_be_parsed_again(length: int) -> None:
     assert micros(duration(duration_text(length), field="ttl")) == length
 
 

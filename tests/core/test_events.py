@@ -1,4 +1,4 @@
-"""Events: their names, and that the log gives back what it was given."""
+"""Events: their names, and that the log returns them unchanged."""
 
 from datetime import UTC, datetime, timedelta
 from typing import get_args
@@ -126,7 +126,7 @@ SAMPLES: tuple[AnyEvent, ...] = (
     EventsTrimmed(oldest="41"),
     UnreadableEvent(body='{"event":"from_the_future"}'),
 )
-"""One of each, every field filled."""
+"""One of each, every field set."""
 
 LOG_NAMES: dict[type[Event], str] = {
     JobEnqueued: "enqueued",
@@ -198,7 +198,7 @@ def test_a_retry_says_when_it_is_due_once_it_is_recorded() -> None:
 
 
 def leaves(kind: type[Event]) -> list[type[Event]]:
-    """Return the classes below this one that have none below them."""
+    """Return the classes below this one that have no subclass."""
     below = kind.__subclasses__()
     return [leaf for child in below for leaf in leaves(child)] if below else [kind]
 

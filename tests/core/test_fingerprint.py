@@ -1,4 +1,4 @@
-"""Which failures are one fault: what of a message, a traceback and a job counts, and what does not."""
+"""Which failures share a fingerprint: what of a message, a traceback and a job counts, and what does not."""
 
 import traceback
 from collections.abc import Callable
@@ -42,7 +42,7 @@ def of(
         ("at 2026-01-01T10:00:00.123Z", "at #"),
         ("at 2026-01-01 10:00:00+02:00", "at #"),
         ("no column 'total', see \"orders\"", "no column <text>, see <text>"),
-        ("b'\\xff\\'' is no text", "<text> is no text"),
+        ("b'\\xff\\'' is not text", "<text> is not text"),
         ("keys ['a', 'b', 'c'] are missing", "keys [<text>] are missing"),
         ("it isn't there, it can't be", "it isn't there, it can't be"),
         ("[Errno 2] No such file: /var/tmp/x/y.csv", "[Errno #] No such file: <path>"),
@@ -132,7 +132,7 @@ VALUES = st.one_of(
     st.integers(0, 2**64 - 1).map(lambda number: f"{number:#x}"),
     st.binary(min_size=4, max_size=20).map(bytes.hex),
 )
-"""Numbers and ids, which may stand for each other."""
+"""Numbers and ids, which may replace each other."""
 
 TEMPLATES = st.sampled_from(
     [
@@ -157,7 +157,7 @@ def test_ids_and_numbers_in_a_message_do_not_change_the_fingerprint(template: st
 
 @given(st.text(), st.text())
 def test_text_in_python_quotes_counts_as_a_value(one: str, other: str) -> None:
-    # A KeyError's message is nothing but that.
+    # A KeyError's message is only the quoted key.
     assert of(repr(one), kind="KeyError") == of(repr(other), kind="KeyError")
     assert of(f"no {one!r} here") == of(f"no {other!r} here")
 

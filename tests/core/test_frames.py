@@ -1,4 +1,4 @@
-"""Frames: many payloads in one, and every cut noticed."""
+"""Frames: many payloads in one, and every truncation is detected."""
 
 import pytest
 from hypothesis import given
@@ -13,6 +13,6 @@ def test_framed_payloads_are_decoded_whole_and_in_order(payloads: list[bytes]) -
 
 
 @pytest.mark.parametrize("kept", [1, 3, 4, 6])
-def test_a_cut_is_noticed(kept: int) -> None:
+def test_a_truncation_is_detected(kept: int) -> None:
     with pytest.raises(ValueError, match=r"frame at byte 6 of"):
         unframed(framed(b"ab") + framed(b"abc")[:kept])

@@ -1,4 +1,4 @@
-"""The records: their names, and that they survive being written down."""
+"""The records: their names, and that they can be encoded and decoded."""
 
 import msgspec
 
@@ -13,7 +13,7 @@ def test_a_job_is_named_by_its_queue_and_its_id() -> None:
     assert Ref("a", "z") < Ref("b", "a") < Ref("b", "b")
 
 
-def test_a_record_can_be_written_down_and_read_back() -> None:
+def test_a_record_can_be_encoded_and_decoded() -> None:
     job = msgspec.structs.replace(
         ACTIVE,
         payload=bytes(range(256)),

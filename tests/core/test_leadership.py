@@ -1,4 +1,4 @@
-"""What a reaper knows of its own role."""
+"""What a reaper knows of its own leadership."""
 
 from random import Random
 
@@ -59,7 +59,7 @@ def test_a_new_epoch_is_a_loss_and_a_gain() -> None:
     ]
 
 
-def test_each_scope_is_led_for_itself_and_trusted_to_the_first_end() -> None:
+def test_each_scope_has_its_own_leader_until_the_first_term_ends() -> None:
     standing, events = after_answer(LeaderStatus((TERM,), 104.0), (TERM, OTHER), asked_at=102.0)
 
     assert standing == LeaderStatus((TERM, OTHER), 104.0)
@@ -68,7 +68,7 @@ def test_each_scope_is_led_for_itself_and_trusted_to_the_first_end() -> None:
 
 @pytest.mark.fault("W-P12")
 @pytest.mark.statement(112)
-def test_a_leader_without_an_answer_leads_until_its_trust_runs_out() -> None:
+def test_a_leader_without_an_answer_leads_until_its_trust_ends() -> None:
     standing = LeaderStatus((TERM, OTHER), 104.0)
 
     assert after_failure(standing, at=103.9) == (standing, [])

@@ -1,4 +1,4 @@
-"""The arithmetic of leases: when they end, how long they are trusted, what comes after them."""
+"""The arithmetic of leases: when they end, how long they are trusted, what follows."""
 
 import pytest
 from hypothesis import given
@@ -143,7 +143,7 @@ def test_the_terms_by_default_are_twenty_seconds_and_one_stall() -> None:
 
 
 @pytest.mark.statement(89)
-def test_a_queues_setting_lies_over_all_that_a_call_left_open() -> None:
+def test_a_queues_setting_applies_where_a_call_left_it_open() -> None:
     setting = StallSetting(lease=8 * SECOND, max_stalls=4, start_grace=1, renewed=False)
 
     assert StallTerms().with_setting(setting) == StallTerms(8 * SECOND, 4, 1, renewed=False)
@@ -183,5 +183,5 @@ def test_a_renewal_counts_limits_from_the_times_of_its_keeper() -> None:
     assert limits(silent=20 * SECOND) == (NOW + 1, NOW - 5 * SECOND)
 
 
-def test_without_a_progress_clock_silence_sets_none() -> None:
+def test_without_a_progress_limit_silence_sets_none() -> None:
     assert limits(silent=5 * SECOND, heartbeat_timeout=None, progress_until=None) == (NOW + 1, None)

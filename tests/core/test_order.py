@@ -16,11 +16,11 @@ def test_a_step_of_priority_is_worth_a_minute_of_waiting() -> None:
     assert score_at(NOW + STEP + 1, boost=STEP) > score_at(NOW, boost=0) > score_at(NOW + STEP - 1, boost=STEP)
 
 
-def test_no_waiting_makes_up_for_a_strict_step() -> None:
+def test_no_waiting_time_outweighs_a_strict_step() -> None:
     assert score_at(NOW + 100 * 86_400 * 1_000_000, boost=STRICT) < score_at(NOW, boost=0)
 
 
-def test_the_newest_first_stand_before_all_others_and_each_other() -> None:
+def test_newest_first_jobs_precede_all_others_and_each_older_one() -> None:
     assert score_at(NOW + 1, boost=0, lifo=True) < score_at(NOW, boost=0, lifo=True) < score_at(NOW, boost=0)
 
 
@@ -33,7 +33,7 @@ def test_a_score_contains_the_arrival_time_and_fits_a_double(at: int, boost: int
 
 
 def served(line: Fairness, jobs: list[tuple[int, str, int]], count: int) -> list[str]:
-    """Give out the best so many of these (score, tenant, boost)."""
+    """Take this many of the best from these (score, tenant, boost)."""
     given_out: list[str] = []
     for _ in range(count):
         score, tenant, boost = best = min(jobs)
@@ -88,18 +88,18 @@ def test_a_burst_of_higher_priority_takes_no_turn_of_a_new_tenant() -> None:
     assert "b" in served(line, jobs, 2)
 
 
-def test_a_priority_that_comes_late_begins_where_the_line_has_got_to() -> None:
+def test_a_priority_that_comes_late_begins_at_the_current_position() -> None:
     line, jobs = Fairness(NOW), list[tuple[int, str, int]]()
     come(line, jobs, "a", 1000)
     served(line, jobs, 900)
     come(line, jobs, "high", 1000, boost=STEP)
 
-    # Its step is worth sixty jobs, not all that the line has got ahead of the clock.
+    # Its step is worth sixty jobs, not the whole lead of the virtual time over the clock.
     assert served(line, jobs, 160).count("a") >= 45
 
 
 @pytest.mark.parametrize("boost", [-500 * STRICT, -5 * STEP, 5 * STEP])
-def test_a_priority_moves_the_line_on_by_its_jobs_alone(boost: int) -> None:
+def test_a_priority_moves_the_virtual_time_by_its_jobs_alone(boost: int) -> None:
     line, jobs = Fairness(NOW), list[tuple[int, str, int]]()
     for generation in range(100):
         come(line, jobs, f"tenant-{generation}", 1, boost=boost)
@@ -117,7 +117,7 @@ def test_a_tenant_without_waiting_jobs_begins_at_the_current_turn() -> None:
     assert line.tag("a", boost=0) == NOW + 2 * FAIR_SHARE
 
 
-def test_tags_that_the_line_has_passed_say_nothing_and_are_forgotten() -> None:
+def test_tags_that_virtual_time_has_passed_are_ignored_and_deleted() -> None:
     line, jobs = Fairness(NOW), list[tuple[int, str, int]]()
     come(line, jobs, "a", 1)
     come(line, jobs, "b", 3)
@@ -130,7 +130,7 @@ def test_tags_that_the_line_has_passed_say_nothing_and_are_forgotten() -> None:
 
 
 @pytest.mark.parametrize(("weight", "apart"), [(1, FAIR_SHARE), (4, FAIR_SHARE // 4), (1000, FAIR_SHARE // 1000)])
-def test_a_tenants_jobs_stand_a_share_apart(weight: int, apart: int) -> None:
+def test_a_tenants_jobs_are_one_share_apart(weight: int, apart: int) -> None:
     assert share(weight) == apart
     assert next_tag(NOW, None, weight) == NOW + apart
     assert next_tag(NOW, NOW - 5, weight) == NOW + apart

@@ -8,7 +8,7 @@ from tenure.core.partition import PartitionState, compare
 SEEN = PartitionState("partition 2", "0123", 1_000, last_event=50, last_event_at=7_000)
 
 
-def test_the_same_partition_whose_log_went_on_is_well() -> None:
+def test_the_same_partition_whose_log_grew_is_unchanged() -> None:
     assert compare(SEEN, SEEN) is None
     assert compare(SEEN, replace(SEEN, last_event=60, last_event_at=8_000), read=60) is None
 
@@ -25,5 +25,5 @@ def test_a_log_that_ends_before_the_last_seen_event_was_rewound() -> None:
     assert compare(SEEN, replace(SEEN, last_event=52), read=54) == StorageRewound(partition="partition 2", by=2)
 
 
-def test_a_log_that_holds_another_event_in_that_place_went_back_in_time() -> None:
+def test_a_log_that_holds_another_event_in_that_place_was_rewound() -> None:
     assert compare(SEEN, replace(SEEN, last_event=80, continues=False)) == StorageRewound(partition="partition 2", by=0)

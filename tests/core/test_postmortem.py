@@ -1,4 +1,4 @@
-"""Post-mortems: what ran out is named, what is known is told, and no text is too long or too strange for them."""
+"""Post-mortems: they name the exceeded limit and all known facts, and accept texts of any length and content."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ TRACE = '  File "/srv/app/mail.py", line 12, in send\n    body = render(order)\n
 
 
 def taken(**fields: Any) -> Any:
-    """Return a job as whoever took it has it: its run began 12 s ago."""
+    """Return a job as its new holder sees it: its run began 12 s ago."""
     return structs.replace(active(), starts=2, heard_at=NOW, **fields)
 
 
@@ -89,7 +89,7 @@ def test_a_run_past_its_limit_is_distinguished_from_a_silent_worker() -> None:
     )
 
 
-def test_a_lease_that_only_its_handler_renews_ran_out_of_its_signs() -> None:
+def test_a_lease_that_only_its_handler_renews_expired_without_heartbeats() -> None:
     job = taken(stall=StallTerms(renewed=False))
 
     assert stall_cause(job, "lease_expired", silent_for=27 * SECOND) == (
@@ -136,7 +136,7 @@ def test_a_blocked_event_loop_is_reported() -> None:
     assert "process:" not in text(workplace=Workplace(lag=3_400))
 
 
-def test_a_run_with_a_process_of_its_own_has_no_neighbours() -> None:
+def test_a_run_in_its_own_process_has_no_other_runs_there() -> None:
     assert "\nit had a process of its own, a child of its worker\n" in text(alone=True, other_tasks=["send"])
     assert "other runs in its process" not in text(alone=True, other_tasks=["send"])
 

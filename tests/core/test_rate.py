@@ -12,12 +12,12 @@ TENTH = RateKey("mail", 100_000)
 
 
 def starts(rate: RateKey, looks: list[int]) -> list[int]:
-    """Return the instants of the starts, if at each check as many jobs start as may."""
+    """Return the instants of the starts, if as many jobs as allowed start at each check."""
     return began_from(RateReservation(), rate, looks)
 
 
 def began_from(until: RateReservation, rate: RateKey, looks: list[int]) -> list[int]:
-    """Return the instants of the starts of a rate whose time is already taken up to `until`."""
+    """Return the instants of the starts of a rate whose time is already used up to `until`."""
     began = list[int]()
     for now in looks:
         for _ in range(free(until, rate, now)):
@@ -77,7 +77,7 @@ def test_a_clock_set_back_does_not_stop_a_rate_at_later_checks(back: int) -> Non
     assert len(began_from(until, TENTH, looks)) in (5, 6)
 
 
-def test_a_rate_that_was_made_faster_goes_by_its_new_pace_at_once() -> None:
+def test_a_rate_that_was_made_faster_has_its_new_pace_at_once() -> None:
     slow, fast = RateKey("mail", 60_000_000), RateKey("mail", 1_000_000)
     until = retuned(taken(taken(RateReservation(), slow, NOW), slow, NOW + 1), fast, NOW + 1)
 
@@ -121,7 +121,7 @@ def test_the_rate_set_for_a_task_replaces_each_rate_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("burst", [1, 3])
-def test_several_starts_take_the_time_of_each(burst: int) -> None:
+def test_several_starts_use_the_time_of_each(burst: int) -> None:
     rate = RateKey("mail", 100_000, burst)
     until = RateReservation()
     for _ in range(burst):

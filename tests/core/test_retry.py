@@ -1,4 +1,4 @@
-"""The arithmetic of rests between attempts."""
+"""The arithmetic of delays between attempts."""
 
 from random import Random
 from typing import get_args
@@ -30,7 +30,7 @@ def test_the_defaults_of_stored_backoffs_never_change() -> None:
     ("kind", "rests"),
     [("fixed", [2, 2, 2, 2, 2]), ("linear", [2, 4, 6, 8, 9]), ("exponential", [2, 4, 8, 9, 9])],
 )
-def test_a_rest_grows_by_its_kind_up_to_the_cap(kind: BackoffKind, rests: list[int]) -> None:
+def test_a_delay_grows_by_its_kind_up_to_the_cap(kind: BackoffKind, rests: list[int]) -> None:
     policy = Backoff(kind=kind, base=2 * SECOND, cap=9 * SECOND, jitter=0.0)
 
     assert [policy.delay(count, Random(0)) for count in range(1, 6)] == [rest * SECOND for rest in rests]
@@ -49,7 +49,7 @@ def test_the_defaults_are_three_attempts_from_a_second_to_ten_minutes() -> None:
 
 
 @given(backoffs, failures, st.integers())
-def test_a_rest_is_never_above_the_cap_nor_below_nothing(policy: Backoff, count: int, seed: int) -> None:
+def test_a_delay_is_never_above_the_cap_nor_below_zero(policy: Backoff, count: int, seed: int) -> None:
     assert 0 <= policy.delay(count, Random(seed)) <= policy.cap
 
 
@@ -72,12 +72,12 @@ def test_the_jitter_uses_its_whole_width() -> None:
 
 
 @given(backoffs, failures, st.integers())
-def test_the_same_dice_give_the_same_rest(policy: Backoff, count: int, seed: int) -> None:
+def test_the_same_random_numbers_give_the_same_delay(policy: Backoff, count: int, seed: int) -> None:
     assert policy.delay(count, Random(seed)) == policy.delay(count, Random(seed))
 
 
 @given(backoffs, st.integers(1, 200))
-def test_a_rest_without_jitter_never_shrinks(policy: Backoff, count: int) -> None:
+def test_a_delay_without_jitter_never_shrinks(policy: Backoff, count: int) -> None:
     steady = Backoff(kind=policy.kind, base=policy.base, cap=policy.cap, jitter=0.0)
 
     assert steady.delay(count, Random(0)) <= steady.delay(count + 1, Random(0))

@@ -1,4 +1,4 @@
-"""Schedules: what putting, pausing and overlap do to them."""
+"""Schedules: the effect of putting, pausing and overlap."""
 
 import pytest
 from msgspec import structs
@@ -35,7 +35,7 @@ def test_a_schedule_put_again_has_new_options_and_keeps_its_progress() -> None:
 
 
 @pytest.mark.parametrize("other", [{"cron": "0 5 * * *"}, {"tz": "Europe/Vienna"}, {"cron": None, "every": 30}])
-def test_other_ticks_hold_from_when_they_are_put(other: dict[str, object]) -> None:
+def test_other_ticks_apply_from_when_they_are_put(other: dict[str, object]) -> None:
     new = structs.replace(KNOWN, last_tick=NOW + 5, next_tick=NOW + 50, **other)
     after = redefined(KNOWN, new, NOW + 5)
 
@@ -100,7 +100,7 @@ def test_a_tick_looks_at_every_unfinished_job_of_the_earlier_ones(
         ("duplicate", "duplicate"),
     ],
 )
-def test_a_tick_has_its_job_if_its_call_made_one_or_was_taken_in(made: EnqueueAction, fate: Fate) -> None:
+def test_a_tick_has_its_job_if_its_call_created_or_joined_one(made: EnqueueAction, fate: Fate) -> None:
     assert fate_of(made, Ref("mail", "x")) == fate
 
 
@@ -126,5 +126,5 @@ def test_a_tick_without_a_job_leaves_the_latest_one() -> None:
 @pytest.mark.parametrize(
     ("paused", "expected", "may"), [(False, NOW, True), (False, NOW - 1, False), (True, NOW, False)]
 )
-def test_a_schedule_goes_on_from_its_last_tick_unless_it_is_paused(paused: bool, expected: int, may: bool) -> None:
+def test_a_schedule_continues_from_its_last_tick_unless_it_is_paused(paused: bool, expected: int, may: bool) -> None:
     assert structs.replace(KNOWN, paused=paused).is_at_tick(expected) is may

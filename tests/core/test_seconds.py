@@ -59,7 +59,7 @@ def test_tasks_of_routers_defaults_and_nested_options_warn_once() -> None:
     assert [str(warning.message).split(" ")[0] for warning in caught] == ["timeout", "Timing.max_block", "Retry.base"]
 
 
-def test_texts_and_timedeltas_are_not_questioned() -> None:
+def test_texts_and_timedeltas_do_not_warn() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         define(timeout="5000s", heartbeat_timeout=timedelta(seconds=5000), ttl=3600)

@@ -1,4 +1,4 @@
-"""Settlements: the decision on a run, with the events that tell of it."""
+"""Settlements: the decision on a run, with its events."""
 
 from random import Random
 
@@ -189,7 +189,7 @@ def test_an_end_of_a_job_with_a_cancel_request_counts(outcome: Outcome, event: J
 
 
 @pytest.mark.parametrize(("canceller", "by"), [(None, "ops"), ("itself", "itself")])
-def test_a_cancellation_says_whose_wish_it_was(canceller: str | None, by: str) -> None:
+def test_a_cancellation_names_who_requested_it(canceller: str | None, by: str) -> None:
     job = structs.replace(active(cancelled=True), cancel_by="ops")
     ended = when_cancelling(settlement(lease(), Cancelled("enough", canceller), Random(0)), job)
 

@@ -1,4 +1,4 @@
-"""Sizes as people write them."""
+"""Sizes as users write them."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ from tenure.core.size import size
         ("2TB", 2 * 10**12),
     ],
 )
-def test_a_size_is_read(text: int | str, bytes_: int) -> None:
+def test_a_size_is_parsed(text: int | str, bytes_: int) -> None:
     assert size(text, field="max_memory") == bytes_
 
 

@@ -1,4 +1,4 @@
-"""Which ticks get their jobs, and which are given up: the policies, over outages of all lengths."""
+"""Which ticks get their jobs, and which are missed: the policies, over outages of all lengths."""
 
 from typing import get_args
 
@@ -30,15 +30,15 @@ def test_missed_ticks_are_skipped() -> None:
     assert after_an_outage("skip") == Turn((), 36, OUTAGE[-1])
 
 
-def test_the_latest_missed_tick_is_made_up_for() -> None:
+def test_the_latest_missed_tick_is_caught_up() -> None:
     assert after_an_outage("latest") == Turn((OUTAGE[-1],), 35, OUTAGE[-2])
 
 
-def test_all_missed_ticks_are_made_up_for() -> None:
+def test_all_missed_ticks_are_caught_up() -> None:
     assert after_an_outage("all") == Turn(tuple(OUTAGE))
 
 
-def test_the_newest_missed_ticks_are_made_up_for_up_to_a_number() -> None:
+def test_the_newest_missed_ticks_are_caught_up_to_a_number() -> None:
     assert after_an_outage("all", 10) == Turn(tuple(OUTAGE[-10:]), 26, OUTAGE[25])
     assert after_an_outage("all", 36) == after_an_outage("all", 1_000) == Turn(tuple(OUTAGE))
 
@@ -65,7 +65,7 @@ def test_nothing_is_due_before_the_next_tick() -> None:
     assert turn(FIVE, after=NOON, now=NOON + 5 * MINUTE - 1, grace=GRACE) == Turn()
 
 
-def test_a_long_outage_is_made_up_for_in_steps() -> None:
+def test_a_long_outage_is_caught_up_in_steps() -> None:
     now = NOON + 250 * SECOND
     steps = list[tuple[int, ...]]()
     after = NOON
@@ -81,7 +81,7 @@ def test_a_long_outage_is_made_up_for_in_steps() -> None:
     assert [tick for step in steps for tick in step] == [NOON + number * SECOND for number in range(1, 251)]
 
 
-def test_an_outage_of_many_years_is_not_gone_through() -> None:
+def test_an_outage_of_many_years_is_not_walked_tick_by_tick() -> None:
     result = turn(Cron.parse("* * * * *"), after=0, now=NOON + 30 * SECOND, grace=GRACE, missed="latest")
 
     assert result == Turn((NOON,), 1_000, NOON - MINUTE)

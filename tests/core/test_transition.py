@@ -1,4 +1,4 @@
-"""What a record becomes by each move, and what is told of it."""
+"""The record after each transition, and the events of it."""
 
 import pytest
 from hypothesis import given
@@ -133,7 +133,7 @@ def test_a_reclaim_gives_the_run_a_new_fence_and_a_short_lease() -> None:
     ("expires_at", "now", "too_old"),
     [(None, NOW, False), (NOW, NOW - 1, False), (NOW, NOW, True), (NOW, NOW + 1, True)],
 )
-def test_a_job_is_too_old_from_the_very_instant(expires_at: int | None, now: int, too_old: bool) -> None:
+def test_a_job_expires_from_the_very_instant(expires_at: int | None, now: int, too_old: bool) -> None:
     assert is_expired(structs.replace(WAITING, expires_at=expires_at), now) is too_old
 
 
@@ -174,14 +174,14 @@ def test_a_redriven_job_begins_again_and_goes_on_counting_its_runs() -> None:
     assert (job.starts, job.fence, job.created) == (OVER.starts, OVER.fence, OVER.created)
 
 
-def test_a_redrive_may_be_put_off() -> None:
+def test_a_redrive_may_be_delayed() -> None:
     job = redriven(OVER, LATER, delay=5 * SECOND)
 
     assert (job.state, job.run_at, job.score) == (State.DELAYED, LATER + 5 * SECOND, LATER + 5 * SECOND - OVER.boost)
 
 
 @pytest.mark.parametrize(("by_rule", "redrives"), [(True, 2), (False, 0)])
-def test_a_rule_counts_its_redrives_and_a_person_starts_the_count_over(by_rule: bool, redrives: int) -> None:
+def test_a_rule_counts_its_redrives_and_an_operator_resets_the_count(by_rule: bool, redrives: int) -> None:
     assert redriven(OVER, LATER, by_rule=by_rule).redrives == redrives
 
 
@@ -203,12 +203,12 @@ def test_each_redrive_gives_the_same_time_to_live(ttl: int, pauses: list[int], d
     ("progress_until", "reason"),
     [(None, "lease_expired"), (LATER + 1, "lease_expired"), (LATER, "no_progress"), (NOW, "no_progress")],
 )
-def test_the_reason_of_a_stall_is_the_clock_that_ran_out(progress_until: int | None, reason: str) -> None:
+def test_the_reason_of_a_stall_is_the_limit_that_was_exceeded(progress_until: int | None, reason: str) -> None:
     assert stall_reason(structs.replace(ACTIVE, progress_until=progress_until), LATER) == reason
 
 
 @pytest.mark.parametrize(("heard_at", "silent"), [(NOW, 100 * SECOND), (LATER, 0), (None, 0), (LATER + SECOND, 0)])
-def test_silence_counts_from_the_last_sign_and_never_backwards(heard_at: int | None, silent: int) -> None:
+def test_silence_counts_from_the_last_heartbeat_and_never_backwards(heard_at: int | None, silent: int) -> None:
     assert silence(structs.replace(ACTIVE, heard_at=heard_at), LATER) == silent
 
 

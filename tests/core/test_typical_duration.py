@@ -1,4 +1,4 @@
-"""What is usual of a task's runs, and what is far beyond it."""
+"""The typical duration of a task's runs, and which runs are far beyond it."""
 
 import pytest
 

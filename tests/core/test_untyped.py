@@ -1,4 +1,4 @@
-"""What a position without a type may hold, and how what it may not is refused."""
+"""Which values an untyped position accepts, and how others are refused."""
 
 import math
 from collections import OrderedDict, defaultdict
@@ -216,7 +216,7 @@ def test_typed_parameters_are_not_checked_a_second_time(hint: Any) -> None:
     assert check_of(hint) is None
 
 
-def test_a_circle_is_refused() -> None:
+def test_a_circular_value_is_refused() -> None:
     with pytest.raises(UsageError):
         free.call(CIRCLE)
 
@@ -261,7 +261,7 @@ def test_untyped_fields_of_typed_values_are_checked_however_deep() -> None:
 
 
 class Keeping(JsonCodec):
-    """Knows sets."""
+    """A codec that supports sets."""
 
     def encode(self, value: Any, /) -> bytes:
         return super().encode({"set": sorted(cast("set[int]", value))} if type(value) is set else value)
@@ -271,7 +271,7 @@ class Keeping(JsonCodec):
         return set[int](value["set"]) if "set" in value else value
 
 
-def test_a_codec_of_the_app_may_bring_back_more() -> None:
+def test_a_codec_of_the_app_may_support_more_types() -> None:
     other = Tenure("memory://", codec=Keeping())
 
     @other.task

@@ -1,4 +1,4 @@
-"""An honest little case: jobs that lost their workers to kills and to a pause, were handed back, or held everything."""
+"""A small valid case: jobs that lost their workers to kills and to a pause, were released, or held the interpreter."""
 
 from collections.abc import Callable
 from datetime import timedelta
@@ -33,7 +33,7 @@ def facts(path: str) -> Facts:
     return examine(path.encode(), python=False)
 
 
-def honest() -> DemoEvidence:
+def valid_case() -> DemoEvidence:
     runs = {
         "plain": [run(1, SOUND, "completed")],
         "struck": [run(1, KILLED, "stalled"), run(2, SOUND, "completed")],
@@ -102,7 +102,7 @@ def detail(job: str, runs: list[RunRecord]) -> JobDetail:
 
 def noted(job: str, one: RunRecord) -> list[HandlerLogLine]:
     begun = HandlerLogLine(job=job, run=one.number, fence=one.fence, pid=one.pid, parent=10, mark="start")
-    # The killed workers' handlers never came to their end; the paused one's did, too late.
+    # The killed workers' handlers never ended; the paused one's did, too late.
     if one.owner == KILLED.id:
         return [begun]
     if one.owner == HUNG.id:

@@ -1,4 +1,4 @@
-"""The audit: an honest case is green, and each planted lie turns its own check red and no other."""
+"""The audit: a valid case passes, and each planted error fails its own check and no other."""
 
 from collections.abc import Callable
 
@@ -24,8 +24,8 @@ from tests.demo.evidence import (
     edit_lines,
     edit_run,
     facts,
-    honest,
     stalled,
+    valid_case,
 )
 
 LOST = "no job is lost"
@@ -48,8 +48,8 @@ def red(case: DemoEvidence) -> list[str]:
     return [check.name for check in audit(case) if not check.holds]
 
 
-def test_an_honest_case_is_green() -> None:
-    assert red(honest()) == []
+def test_a_valid_case_passes_every_check() -> None:
+    assert red(valid_case()) == []
 
 
 def lost(case: DemoEvidence) -> None:
@@ -183,7 +183,7 @@ def late_answer_taken(case: DemoEvidence) -> None:
     edit_run(case, "held", 1, ended="raised")
 
 
-def woken_and_never_told(case: DemoEvidence) -> None:
+def resumed_and_never_notified(case: DemoEvidence) -> None:
     drop_events(case, RunFenced, "held")
     case.replay = Replay(HeldRun("held", 1, 101), "lost")
 
@@ -247,7 +247,7 @@ def neighbour_reaped_while_it_was_held(case: DemoEvidence) -> None:
 
 
 @pytest.mark.parametrize(
-    ("lie", "check"),
+    ("plant", "check"),
     [
         (lost, LOST),
         (lost_but_for_the_list, LOST),
@@ -277,7 +277,7 @@ def neighbour_reaped_while_it_was_held(case: DemoEvidence) -> None:
         (death_taken_for_silence, DEATH),
         (silence_noticed_late, PAUSE),
         (late_answer_taken, FENCED),
-        (woken_and_never_told, FENCED),
+        (resumed_and_never_notified, FENCED),
         (nothing_refused, REFUSED),
         (replay_accepted, REFUSED),
         (quarantined_below_a_stranger, STARTS),
@@ -294,22 +294,22 @@ def neighbour_reaped_while_it_was_held(case: DemoEvidence) -> None:
         (neighbour_reaped_while_it_was_held, HOLDING),
     ],
 )
-def test_a_lie_turns_its_own_check_red_and_no_other(lie: Callable[[DemoEvidence], None], check: str) -> None:
-    case = honest()
-    lie(case)
+def test_a_planted_error_fails_its_own_check_and_no_other(plant: Callable[[DemoEvidence], None], check: str) -> None:
+    case = valid_case()
+    plant(case)
 
     assert red(case) == [check]
 
 
 def test_a_run_that_died_before_its_first_log_line_passes_the_audit() -> None:
-    case = honest()
+    case = valid_case()
     edit_lines(case, lambda line: None if (line.job, line.run) == ("struck", 1) else line)
 
     assert red(case) == []
 
 
 def test_a_run_stopped_by_its_own_fence_counts_as_such() -> None:
-    case = honest()
+    case = valid_case()
     edit_lines(
         case,
         lambda line: structs.replace(line, answer=None) if (line.job, line.run) == ("held", 1) else line,
@@ -324,8 +324,8 @@ def test_a_run_stopped_by_its_own_fence_counts_as_such() -> None:
     assert checks[REFUSED].summary == "replayed run 1 of job held under fence 101: lost"
 
 
-def test_a_red_check_shows_some_examples_and_counts_all() -> None:
-    case = honest()
+def test_a_failed_check_shows_some_examples_and_counts_all() -> None:
+    case = valid_case()
     case.found += [Ref("demo", f"stranger {number}") for number in range(2 * EXAMPLES)]
 
     check = next(check for check in audit(case) if check.name == LOST)

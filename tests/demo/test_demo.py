@@ -28,7 +28,7 @@ def run(folder: Path, *options: str) -> "subprocess.CompletedProcess[str]":
 
 
 @pytest.mark.system
-def test_the_demo_kills_pauses_audits_and_ends_well(tmp_path: Path) -> None:
+def test_the_demo_kills_pauses_audits_and_exits_with_0(tmp_path: Path) -> None:
     done = run(tmp_path, "--jobs", "150", "--plain")
 
     output = done.stdout + done.stderr
@@ -56,7 +56,7 @@ def test_the_demo_prints_its_report_as_one_json_object(tmp_path: Path) -> None:
     assert len(report["checks"]) == CHECKS
     extra, stalled = report["runs"] - 150, len(report["recoveries"])
     [summary] = [check["summary"] for check in report["checks"] if check["name"] == "every extra run was announced"]
-    # A job that was claimed ahead and had not begun is handed back, which is not a recovery.
+    # A prefetched job that had not begun is released, which is not a recovery.
     assert summary == f"{extra} extra runs: {stalled} after a stall, {extra - stalled} after a release"
 
 
@@ -72,8 +72,8 @@ def test_memory_is_refused(tmp_path: Path) -> None:
 @pytest.mark.system
 def test_an_interrupted_demo_leaves_no_process_and_no_folder(tmp_path: Path) -> None:
     with started(tmp_path, "--jobs", "1000") as demo:
-        # While one worker is paused: it hears nothing, so it must be woken or killed like the others.
-        paused = int(told(demo, "SIGSTOP").split()[2].rstrip(","))
+        # While one worker is paused: it handles no signal, so it must be resumed or killed like the others.
+        paused = int(line_of(demo, "SIGSTOP").split()[2].rstrip(","))
         working = workers_of(tmp_path)
         demo.send_signal(signal.SIGINT)
         demo.communicate()
@@ -85,9 +85,9 @@ def test_an_interrupted_demo_leaves_no_process_and_no_folder(tmp_path: Path) -> 
 
 
 @pytest.mark.system
-def test_a_demo_whose_supervisor_dies_says_so_and_fails(tmp_path: Path) -> None:
+def test_a_demo_whose_supervisor_dies_reports_it_and_fails(tmp_path: Path) -> None:
     with started(tmp_path, "--jobs", "1000") as demo:
-        told(demo, "SIGSTOP")
+        line_of(demo, "SIGSTOP")
         working = workers_of(tmp_path)
         supervisors = [pid for pid in working if b"--processes\x003\x00" in Path(f"/proc/{pid}/cmdline").read_bytes()]
         assert supervisors, "none of the demo's processes is its supervisor"
@@ -112,8 +112,8 @@ def started(folder: Path, *options: str) -> "subprocess.Popen[str]":
     )
 
 
-def told(demo: "subprocess.Popen[str]", word: str) -> str:
-    """Read on to the line that begins with this word."""
+def line_of(demo: "subprocess.Popen[str]", word: str) -> str:
+    """Read up to the line that begins with this word."""
     assert demo.stdout is not None
     return next(line for line in demo.stdout if line.startswith(word))
 

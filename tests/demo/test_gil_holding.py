@@ -6,7 +6,7 @@ from tenure_testing.conformance.helpers import ALICE, BOB, claim_one, enqueue, n
 from tenure_testing.demo.gil_holding import GilHolding
 
 
-async def test_other_jobs_follow_when_another_worker_leads_or_the_run_is_over() -> None:
+async def test_other_jobs_follow_when_another_worker_leads_or_the_run_has_ended() -> None:
     storage = MemoryStorage()
 
     async def begin() -> Ref:

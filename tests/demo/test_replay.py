@@ -1,4 +1,4 @@
-"""The replay: a settlement under an old fence, sent through the public verb, is refused and put on record."""
+"""The replay: a settlement under an old fence, sent through the public verb, is refused and recorded."""
 
 from random import Random
 
@@ -14,7 +14,7 @@ from tenure_testing.demo.gather import replay
 from tests.records import detail_of
 
 
-async def test_a_run_that_was_taken_away_settles_nothing_when_it_is_replayed() -> None:
+async def test_the_replayed_settlement_of_a_reclaimed_run_changes_nothing() -> None:
     app = Tenure("memory://")
 
     @app.task(queue="demo")

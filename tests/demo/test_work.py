@@ -16,7 +16,7 @@ from tenure_testing.demo.work import Facts, examine, is_python
 SOURCE = b"x = 1\ny = x + 2\n"
 
 
-def test_a_small_source_comes_to_exactly_this() -> None:
+def test_a_small_source_has_exactly_these_counts() -> None:
     assert examine(SOURCE, python=True) == Facts(
         sha256=hashlib.sha256(SOURCE).hexdigest(),
         size=16,
@@ -53,7 +53,7 @@ def test_only_python_files_are_parsed() -> None:
     assert not is_python("a/py")
 
 
-def test_the_work_can_be_ended_between_its_steps() -> None:
+def test_the_work_can_be_stopped_between_its_steps() -> None:
     class Enough(Exception):
         pass
 

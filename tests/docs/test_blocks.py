@@ -50,7 +50,7 @@ def run(code: str, *, page: Path, line: int, namespace: dict[str, Any], runner: 
 
 @pytest.fixture
 def without_stand_ins() -> Iterator[None]:
-    """Take the stand-ins for packages that a page puts into `sys.modules` out of it again."""
+    """Remove from `sys.modules` the replacements for packages that a page adds there."""
     before = sys.modules.copy()
     yield
     found: dict[str, object] = dict(sys.modules)

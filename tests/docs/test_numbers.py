@@ -1,4 +1,4 @@
-"""Numbers on the pages equal those of the code. A sentence is compared as a whole, so a new number changes both."""
+"""Numbers on the pages equal those of the code. Each text is compared as a whole, so a new number changes both."""
 
 import inspect
 import json
@@ -75,7 +75,7 @@ ORDINALS = {2: "second", 3: "third", 4: "fourth", 5: "fifth"}
 COMPLETED, FAILED, CANCELLED = KEPT[State.COMPLETED], KEPT[State.FAILED], KEPT[State.CANCELLED]
 JOBS = next(option.default for option in demo.params if option.name == "jobs")
 
-SENTENCES = [
+TEXTS = [
     ("README.md", f"within a stated time: {seconds(DEFAULT.recovery_bound)} by default"),
     ("README.md", f"runs {JOBS:,} jobs of real work"),
     (
@@ -114,9 +114,9 @@ SENTENCES = [
 ]
 
 
-@pytest.mark.parametrize(("page", "sentence"), SENTENCES, ids=lambda value: value[:50])
-def test_a_number_on_a_page_is_that_of_the_code(page: str, sentence: str) -> None:
-    assert sentence in text(page)
+@pytest.mark.parametrize(("page", "expected"), TEXTS, ids=lambda value: value[:50])
+def test_a_number_on_a_page_is_that_of_the_code(page: str, expected: str) -> None:
+    assert expected in text(page)
 
 
 def test_the_amounts_on_the_page_are_those_of_the_tests() -> None:

@@ -1,4 +1,4 @@
-"""A stage for whole flows in virtual time: real app, worker, keeper and reaper on one loop, on every storage."""
+"""A harness that runs app, worker, keeper and reaper on one loop, in virtual time, on every storage."""
 
 import asyncio
 import shutil
@@ -17,8 +17,8 @@ from tenure.storage.sqlite.storage import SQLiteStorage
 from tenure_testing.simulation.event_loop import Node, SimClock, SimLoop, simulate
 
 
-class Stage:
-    """One world of a test: a clock, a storage, and processes that can be killed, paused and cut off."""
+class Harness:
+    """The environment of a scenario: a clock, a storage, and nodes that can be killed, paused and cut off."""
 
     def __init__(self, loop: SimLoop, clock: SimClock, storage: Storage) -> None:
         self.loop = loop
@@ -27,19 +27,19 @@ class Stage:
         self._seeds = 0
 
     def app(self, **options: Any) -> Tenure:
-        """Return an app of its own, as another process would have it."""
+        """Return a new app, as another process would create it."""
         self._seeds += 1
         options.setdefault("storage", self.storage)
         return Tenure(clock=self.clock, rng=Random(self._seeds), side=SameLoop, **options)
 
     async def start(self, agent: Worker | Reaper, name: str = "worker") -> Node:
-        """Start a worker or a reaper as a process of its own."""
+        """Start a worker or a reaper on a node of its own."""
         node = Node(name)
         await self.loop.start(node, agent.start())
         return node
 
     async def stop(self, node: Node, worker: Worker | Reaper, **options: Any) -> None:
-        """Stop what runs on a node, from within it."""
+        """Stop what runs on a node, from within that node."""
         await self.loop.start(node, worker.stop(**options))
 
     async def events_of(self, *kinds: type[Event]) -> list[Any]:
@@ -48,7 +48,7 @@ class Stage:
         return [event for event in events if not kinds or isinstance(event, kinds)]
 
     async def until(self, holds: Callable[[], Coroutine[Any, Any, bool]]) -> float:
-        """Wait, in virtual time, until something holds; return how many seconds that took."""
+        """Wait in virtual time until this holds; return how many seconds that took."""
         began = self.now
         while not await holds():  # noqa: ASYNC110 - in virtual time
             await asyncio.sleep(0.05)
@@ -56,17 +56,17 @@ class Stage:
 
     @property
     def now(self) -> float:
-        """The virtual seconds."""
+        """Return the virtual time in seconds."""
         return self.loop.time()
 
 
-Scenario = Callable[[Stage], Coroutine[Any, Any, None]]
-Play = Callable[[Scenario], None]
+Scenario = Callable[[Harness], Coroutine[Any, Any, None]]
+RunScenario = Callable[[Scenario], None]
 
 
 @pytest.fixture(params=["memory", "sqlite"])
-def play(request: pytest.FixtureRequest, tmp_path: Path, empty_database: Path) -> Play:
-    """Return what plays a scenario to its end, in virtual time, on each storage."""
+def run_scenario(request: pytest.FixtureRequest, tmp_path: Path, empty_database: Path) -> RunScenario:
+    """Return a function that runs a scenario to its end, in virtual time, on each storage."""
 
     def run(scenario: Scenario) -> None:
         made: list[Storage] = []
@@ -77,14 +77,14 @@ def play(request: pytest.FixtureRequest, tmp_path: Path, empty_database: Path) -
             made.append(storage)
             await storage.open()
             try:
-                await scenario(Stage(loop, clock, storage))
+                await scenario(Harness(loop, clock, storage))
             finally:
                 await storage.close()
 
         try:
             simulate(main)
         finally:
-            # Last of all: what is abandoned at the end of the world may have used it once more.
+            # This comes last because tasks abandoned at the end of the scenario may still have used the storage.
             for storage in made:
                 if isinstance(storage, SingleThreaded):
                     storage.shut()
@@ -101,7 +101,7 @@ def _storage(kind: str, path: Path, empty: Path, clock: SimClock) -> Storage:
 
 
 class SingleThreaded(SQLiteStorage):
-    """SQLite that writes on the caller's thread, for a real one knows nothing of virtual time."""
+    """SQLite that writes on the caller's thread, because a real thread does not follow virtual time."""
 
     def __init__(self, path: Path, *, clock: SimClock) -> None:
         super().__init__(path, clock=clock)
@@ -114,10 +114,10 @@ class SingleThreaded(SQLiteStorage):
         writer._start = write
 
     def shut(self) -> None:
-        """Close the connections, for there is no thread that would on its way out."""
+        """Close the connections, because no writer thread does it."""
         for session in self._sessions:
             session.close()
 
 
 FAST = Timing(lease="2s", sweep="500ms", grace="500ms")
-"""Recovery within 3.5 s."""
+"""The timing with which jobs are recovered within 3.5 s."""

@@ -1,4 +1,4 @@
-"""What the tests of schedules share: an app whose one task is scheduled, a reaper, and what that has made."""
+"""Helpers for the tests of schedules: an app with one scheduled task, a reaper, and a list of the jobs created."""
 
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
@@ -11,21 +11,21 @@ from tenure.core.duration import moment
 from tenure.core.job import JobRecord
 from tenure.storage.protocol import Query, Storage
 from tenure_testing.simulation.event_loop import EPOCH
-from tests.flow.conftest import FAST, Stage
+from tests.flow.conftest import FAST, Harness
 
 START = moment(EPOCH)
 """08:00 UTC on 15 January 2027."""
 
 SLOW = Timing(lease="1h", sweep="10m", grace="10m")
-"""For scenarios of days: the ticks wake the reaper, and there is nothing else to do."""
+"""The timing for scenarios of days: only ticks wake the reaper."""
 
 
 def after(seconds: float) -> datetime:
     return START + timedelta(seconds=seconds)
 
 
-def set_to(stage: Stage, at: datetime) -> None:
-    stage.clock.step((at - moment(stage.clock.now())).total_seconds())
+def set_to(harness: Harness, at: datetime) -> None:
+    harness.clock.step((at - moment(harness.clock.now())).total_seconds())
 
 
 async def jobs_of(storage: Storage, name: str) -> list[JobRecord]:
@@ -39,13 +39,13 @@ async def jobs_of(storage: Storage, name: str) -> list[JobRecord]:
             return sorted(found, key=lambda job: (job.tick or 0, job.created))
 
 
-async def ticks_of(stage: Stage, name: str) -> list[datetime]:
-    return [moment(job.tick) for job in await jobs_of(stage.storage, name) if job.tick is not None]
+async def ticks_of(harness: Harness, name: str) -> list[datetime]:
+    return [moment(job.tick) for job in await jobs_of(harness.storage, name) if job.tick is not None]
 
 
-def scheduled(stage: Stage, declare: Callable[[Tenure], ScheduleDecorator], **options: Any) -> Tenure:
-    """Return an app with a task "work" that is scheduled so."""
-    app = stage.app(**{"timing": FAST, **options})
+def scheduled(harness: Harness, declare: Callable[[Tenure], ScheduleDecorator], **options: Any) -> Tenure:
+    """Return an app with a task "work" that has this schedule."""
+    app = harness.app(**{"timing": FAST, **options})
 
     @declare(app)
     @app.task(name="work")

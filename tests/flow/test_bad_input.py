@@ -1,4 +1,4 @@
-"""What bad input gets: a clear error that names the field and the remedy, and nothing lost."""
+"""Bad input gets a clear error that names the field and the remedy, and nothing is lost."""
 
 import asyncio
 import functools
@@ -36,7 +36,7 @@ from tenure.core.lifecycle import TERMINAL
 from tenure.storage.memory.storage import MemoryStorage
 from tenure.storage.protocol import EnqueueResult
 from tenure.storage.urls import locate
-from tests.flow.conftest import Play, Stage
+from tests.flow.conftest import Harness, RunScenario
 
 
 def tasks() -> Any:
@@ -116,9 +116,9 @@ def test_a_large_payload_is_warned_about_once_and_without_showing_it(caplog: pyt
     assert "secret" not in caplog.text
 
 
-def test_a_result_that_cannot_be_encoded_fails_the_job_once(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app()
+def test_a_result_that_cannot_be_encoded_fails_the_job_once(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app()
 
         @app.task(name="bad")
         async def bad() -> Any:
@@ -128,7 +128,7 @@ def test_a_result_that_cannot_be_encoded_fails_the_job_once(play: Play) -> None:
         async def big() -> str:
             return "x" * 1_100_000
 
-        await stage.start(app.worker())
+        await harness.start(app.worker())
         for task, text in ((bad, "object"), (big, "1,048,576")):
             job = await task.enqueue()
             with pytest.raises(JobFailedError, match=text):
@@ -136,12 +136,12 @@ def test_a_result_that_cannot_be_encoded_fails_the_job_once(play: Play) -> None:
             record = (await job.info()).job
             assert (record.starts, record.reason) == (1, "undecodable")
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_a_result_that_does_not_fit_its_annotation_fails_the_job_once(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app()
+def test_a_result_that_does_not_fit_its_annotation_fails_the_job_once(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app()
         given: Any = {"text": "12", "none": None, "short": [1], "nan": float("nan"), "wrong": {"cents": "many"}}
 
         @app.task(name="whole")
@@ -164,7 +164,7 @@ def test_a_result_that_does_not_fit_its_annotation_fails_the_job_once(play: Play
         async def priced(key: str) -> Priced:
             return given[key]  # type: ignore[no-any-return]
 
-        await stage.start(app.worker())
+        await harness.start(app.worker())
         wrong: list[tuple[Any, str]] = [
             *((whole, "text"), (whole, "none"), (pair, "short"), (share, "nan"), (nothing, "text"), (priced, "wrong")),
         ]
@@ -177,7 +177,7 @@ def test_a_result_that_does_not_fit_its_annotation_fails_the_job_once(play: Play
             record = (await job.info()).job
             assert (record.starts, record.reason, record.failures) == (1, "undecodable", 1)
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 class Closed(Struct, forbid_unknown_fields=True, tag=True):
@@ -189,7 +189,7 @@ class Wider(Closed):
 
 
 class Sealed(JsonCodec):
-    """A codec of a user's own."""
+    """A user's own codec."""
 
     def encode(self, value: Any, /) -> bytes:
         return super().encode(value)[::-1]
@@ -199,9 +199,11 @@ class Sealed(JsonCodec):
 
 
 @pytest.mark.parametrize("codec", [JsonCodec(), Sealed()])
-def test_a_result_of_a_subclass_comes_back_as_the_class_that_is_annotated(play: Play, codec: JsonCodec) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app(codec=codec)
+def test_a_result_of_a_subclass_comes_back_as_the_class_that_is_annotated(
+    run_scenario: RunScenario, codec: JsonCodec
+) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app(codec=codec)
         noon = datetime(2026, 5, 4, 12, tzinfo=UTC)
 
         @app.task(name="whole")
@@ -236,16 +238,16 @@ def test_a_result_of_a_subclass_comes_back_as_the_class_that_is_annotated(play: 
         async def strict() -> bool:
             return cast(bool, 1)
 
-        await stage.start(app.worker())
-        told = [await (await task.enqueue()).result() for task in (whole, share, day, perhaps, days, counted)]
+        await harness.start(app.worker())
+        results = [await (await task.enqueue()).result() for task in (whole, share, day, perhaps, days, counted)]
 
-        assert told == [1, 1.0, noon.date(), noon.date(), [noon.date()] * 2, {"all": (1, "a")}]
+        assert results == [1, 1.0, noon.date(), noon.date(), [noon.date()] * 2, {"all": (1, "a")}]
         assert await (await based.enqueue()).result() == [Closed(1), Closed(3)]
-        assert [type(item) for item in told[:4]] == [int, float, date, date]
+        assert [type(item) for item in results[:4]] == [int, float, date, date]
         with pytest.raises(JobFailedError, match="the result does not fit the handler's return annotation"):
             await (await strict.enqueue()).result()
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 @dataclass
@@ -253,9 +255,9 @@ class Priced:
     cents: int
 
 
-def test_a_result_passes_that_fits_or_has_no_annotation(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app()
+def test_a_result_passes_that_fits_or_has_no_annotation(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app()
 
         @app.task(name="free")
         async def free():  # type: ignore[no-untyped-def]
@@ -269,43 +271,43 @@ def test_a_result_passes_that_fits_or_has_no_annotation(play: Play) -> None:
         async def pair() -> tuple[int, str]:
             return 1, "a"
 
-        await stage.start(app.worker())
+        await harness.start(app.worker())
 
         assert await (await free.enqueue()).result() == 1  # pyright: ignore[reportUnknownMemberType]
         assert await (await keyed.enqueue({7: 100})).result() == {7: Priced(100)}
         assert await (await pair.enqueue()).result() == (1, "a")
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-class Mute(Exception):
+class WithoutText(Exception):
     def __str__(self) -> str:
         raise RuntimeError("no words")
 
 
-def test_an_exception_without_a_text_is_recorded_anyway(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app()
+def test_an_exception_without_a_text_is_recorded_anyway(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app()
 
         @app.task(retry=Retry(max_attempts=1))
-        async def mute() -> None:
-            raise Mute
+        async def without_text() -> None:
+            raise WithoutText
 
-        await stage.start(app.worker())
-        job = await mute.enqueue()
-        with pytest.raises(JobFailedError, match="Mute"):
+        await harness.start(app.worker())
+        job = await without_text.enqueue()
+        with pytest.raises(JobFailedError, match="WithoutText"):
             await job.result()
         error = (await job.info()).job.error
 
         assert error is not None
         assert "cannot be made" in error.message
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_text_that_no_storage_can_hold_is_recorded_as_far_as_it_goes(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app()
+def test_text_that_no_storage_can_hold_is_recorded_as_far_as_it_goes(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app()
 
         @app.task(retry=Retry(max_attempts=1))
         async def odd() -> None:
@@ -313,7 +315,7 @@ def test_text_that_no_storage_can_hold_is_recorded_as_far_as_it_goes(play: Play)
             current_job().progress(1, "\udfff")
             raise ValueError("lone \ud800 surrogate and \0")
 
-        await stage.start(app.worker())
+        await harness.start(app.worker())
         job = await odd.options(tags=["\ud800"]).enqueue()
         with pytest.raises(JobFailedError, match=r"lone \? surrogate and \?"):
             await job.result()
@@ -325,37 +327,37 @@ def test_text_that_no_storage_can_hold_is_recorded_as_far_as_it_goes(play: Play)
         with pytest.raises(UsageError, match="surrogate"):
             odd.options(id="\ud800").call()
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 class Buffered(JsonCodec):
-    """A codec that gives a buffer where bytes are due, for all but small values."""
+    """A codec that returns a buffer instead of bytes, except for small values."""
 
     def encode(self, value: Any, /) -> bytes:
         data = super().encode(value)
         return data if len(data) < 20 else cast(bytes, bytearray(data))
 
 
-def test_a_codec_result_that_is_not_bytes_is_refused_and_not_stored(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app(codec=Buffered())
+def test_a_codec_result_that_is_not_bytes_is_refused_and_not_stored(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app(codec=Buffered())
 
         @app.task(name="fourfold")
         async def fourfold(text: str) -> str:
             return 4 * text
 
-        await stage.start(app.worker())
+        await harness.start(app.worker())
         with pytest.raises(UsageError, match=r"Buffered.encode\(\) must return bytes, not bytearray"):
             fourfold.call("twenty letters and more")
         with pytest.raises(JobFailedError, match="must return bytes, not bytearray"):
             await (await fourfold.enqueue("eleven")).result()
         assert await (await fourfold.enqueue("ten")).result() == 4 * "ten"
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 class Leaving(JsonCodec):
-    """A codec that ends the program over what it does not like."""
+    """A codec that ends the program at values that it does not accept."""
 
     def encode(self, value: Any, /) -> bytes:
         if value == "odd":
@@ -363,45 +365,45 @@ class Leaving(JsonCodec):
         return super().encode(value)
 
 
-def test_a_codec_that_exits_over_a_result_fails_the_job_and_not_its_worker(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app(codec=Leaving())
+def test_a_codec_that_exits_over_a_result_fails_the_job_not_the_worker(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app(codec=Leaving())
 
         @app.task(name="give")
         async def give(number: int) -> str:
             return "even" if number % 2 == 0 else "odd"
 
-        await stage.start(app.worker())
+        await harness.start(app.worker())
         job = await give.enqueue(1)
         with pytest.raises(JobFailedError, match="no such value"):
             await job.result()
 
         assert ((await job.info()).job.reason, await (await give.enqueue(2)).result()) == ("undecodable", "even")
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_exits_and_odd_exceptions_of_a_handler_are_outcomes_like_any_other(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app()
+def test_exits_and_odd_exceptions_of_a_handler_are_outcomes_like_any_other(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app()
 
         @app.task(retry=Retry(max_attempts=1))
         async def leave(kind: str) -> None:
             raise {"exit": SystemExit(3), "keyboard": KeyboardInterrupt(), "cancelled": asyncio.CancelledError()}[kind]
 
-        await stage.start(app.worker())
+        await harness.start(app.worker())
         for kind in ("exit", "keyboard", "cancelled"):
             job = await leave.enqueue(kind)
             with pytest.raises(JobFailedError):
                 await job.result()
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 @pytest.mark.parametrize("code", [None, 0, 3, "no settings"])
-def test_an_exit_reads_the_same_in_a_thread_and_in_a_coroutine(play: Play, code: object) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app()
+def test_an_exit_reads_the_same_in_a_thread_and_in_a_coroutine(run_scenario: RunScenario, code: object) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app()
 
         @app.task(name="coroutine", retry=Retry(max_attempts=1))
         async def coroutine() -> None:
@@ -411,7 +413,7 @@ def test_an_exit_reads_the_same_in_a_thread_and_in_a_coroutine(play: Play, code:
         def thread() -> None:
             sys.exit(code)  # type: ignore[arg-type]
 
-        await stage.start(app.worker())
+        await harness.start(app.worker())
         ends: list[object] = []
         for job in (await coroutine.enqueue(), await thread.enqueue()):
             with pytest.raises(JobFailedError):
@@ -424,20 +426,20 @@ def test_an_exit_reads_the_same_in_a_thread_and_in_a_coroutine(play: Play, code:
         assert ends[0] == ends[1]
         assert ends[0] == (State.FAILED, "exhausted", "SystemExit", "" if code is None else str(code))
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 @pytest.mark.fault("W-T26")
-def test_a_payload_that_cannot_be_read_goes_to_the_dead_letters_at_once(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app()
+def test_a_payload_that_cannot_be_read_goes_to_the_dead_letters_at_once(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app()
 
         @app.task(name="task")
         async def task(number: int) -> None: ...
 
         for number, payload in enumerate((b"\xff\x00 not json", b'{"number": "x"}', b"[1]", b'{"other": 1}')):
-            await stage.storage.enqueue([NewJob(queue="default", id=str(number), task="task", payload=payload)])
-        await stage.start(app.worker())
+            await harness.storage.enqueue([NewJob(queue="default", id=str(number), task="task", payload=payload)])
+        await harness.start(app.worker())
         for number in range(4):
             job = app.job(str(number), task)
             with pytest.raises(JobFailedError):
@@ -445,29 +447,29 @@ def test_a_payload_that_cannot_be_read_goes_to_the_dead_letters_at_once(play: Pl
             record = (await job.info()).job
             assert (record.reason, record.starts) == ("undecodable", 1)
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 @pytest.mark.fault("W-T24")
-def test_a_job_of_an_unknown_task_waits_for_a_worker_that_knows_it(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        old, new = stage.app(), stage.app()
+def test_a_job_of_an_unknown_task_waits_for_a_worker_that_knows_it(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        old, new = harness.app(), harness.app()
 
         @new.task(name="new")
         async def task() -> int:
             return current_job().attempt
 
-        await stage.start(old.worker(), "old")
+        await harness.start(old.worker(), "old")
         job = await task.enqueue()
         await asyncio.sleep(35)
         record = (await job.info()).job
 
         assert (record.state, record.failures, record.stalls, record.releases) == (State.WAITING, 0, 0, 1)
-        assert [event.reason for event in await stage.events_of(JobReleased)] == ["unknown_task"]
-        await stage.start(new.worker(), "new")
+        assert [event.reason for event in await harness.events_of(JobReleased)] == ["unknown_task"]
+        await harness.start(new.worker(), "new")
         assert await job.result() == 1
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 @pytest.mark.parametrize(
@@ -623,7 +625,7 @@ async def test_partials_and_callable_objects_are_tasks_with_typed_arguments(
         ((), {"name": 5}, "name = 5 must be a text"),
     ],
 )
-def test_an_app_with_a_bad_address_or_option_is_never_made(
+def test_an_app_with_a_bad_address_or_option_is_not_created(
     args: tuple[Any, ...], options: dict[str, Any], named: str
 ) -> None:
     with pytest.raises(UsageError, match=named):
@@ -637,7 +639,7 @@ def test_an_invalid_url_in_the_environment_is_refused_at_once(monkeypatch: pytes
         Tenure()
 
 
-def test_making_an_app_imports_no_driver_and_touches_no_file(tmp_path: Path) -> None:
+def test_creating_an_app_imports_no_driver_and_touches_no_file(tmp_path: Path) -> None:
     code = (
         "import sys\n"
         "from tenure import Tenure\n"
@@ -716,7 +718,7 @@ async def test_enqueue_many_refuses_values_that_are_not_calls(calls: Any) -> Non
         ({"job_id": "a", "queue": 5}, "queue = 5 must be a text"),
     ],
 )
-def test_a_job_that_there_cannot_be_has_no_handle(options: dict[str, Any], named: str) -> None:
+def test_an_invalid_job_id_has_no_handle(options: dict[str, Any], named: str) -> None:
     for owner in (Tenure("memory://"), tasks()):
         with pytest.raises(UsageError, match=named):
             owner.job(**options)
@@ -727,9 +729,9 @@ def test_the_task_of_a_handle_is_the_task_itself() -> None:
         Tenure("memory://").job("a", "pay")  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
 
 
-def test_a_caller_name_or_reason_that_is_not_text_is_refused(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app()
+def test_a_caller_name_or_reason_that_is_not_text_is_refused(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app()
 
         @app.task
         async def task() -> None: ...
@@ -749,18 +751,18 @@ def test_a_caller_name_or_reason_that_is_not_text_is_refused(play: Play) -> None
                 await verb()
 
         assert await job.state() is State.DELAYED
-        assert await stage.events_of() == []
+        assert await harness.events_of() == []
         await job.cancel("\ud800", by="\0")
         detail = await job.info()
         assert (detail.job.cancel_reason or detail.job.reason, detail.job.state in TERMINAL) == ("?", True)
-        assert len(await stage.events_of()) == 1
+        assert len(await harness.events_of()) == 1
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_a_result_of_an_unexpected_type_names_its_job_and_task(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app, other = stage.app(), stage.app()
+def test_a_result_of_an_unexpected_type_names_its_job_and_task(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app, other = harness.app(), harness.app()
 
         @app.task(name="count")
         async def count() -> int:
@@ -770,7 +772,7 @@ def test_a_result_of_an_unexpected_type_names_its_job_and_task(play: Play) -> No
         async def counted() -> str:
             return "many"
 
-        await stage.start(other.worker())
+        await harness.start(other.worker())
         job = await count.options(id="a").enqueue()
         with pytest.raises(UsageError, match=r"job a of task 'count' is completed.*Expected `int`, got `str`; fix"):
             await job.result()
@@ -778,11 +780,11 @@ def test_a_result_of_an_unexpected_type_names_its_job_and_task(play: Play) -> No
         assert await job.state() is State.COMPLETED
         assert await app.job("a").result() == "many"
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-class Forgetful(MemoryStorage):
-    """Remembers what it is told, and loses the answer once."""
+class LostAnswer(MemoryStorage):
+    """Stores the jobs and loses the first answer."""
 
     lost = False
     error = StorageUnavailableError("the answer was lost")
@@ -796,7 +798,7 @@ class Forgetful(MemoryStorage):
 
 
 async def test_an_enqueue_that_fails_names_the_ids_with_which_it_can_be_repeated() -> None:
-    app = Tenure(storage=Forgetful())
+    app = Tenure(storage=LostAnswer())
 
     @app.task
     async def task(number: int) -> None: ...
@@ -811,7 +813,7 @@ async def test_an_enqueue_that_fails_names_the_ids_with_which_it_can_be_repeated
 
 
 async def test_many_that_fail_can_be_enqueued_again_as_they_are() -> None:
-    storage = Forgetful()
+    storage = LostAnswer()
     app = Tenure(storage=storage)
 
     @app.task
@@ -825,7 +827,7 @@ async def test_many_that_fail_can_be_enqueued_again_as_they_are() -> None:
     assert raised.value.job_ids == tuple(job.id for job in jobs)
     assert "and 2 more" in raised.value.__notes__[0]
     assert not any(job.created for job in jobs)
-    # The storage may tell one error to several callers; the ids of one are none of the others'.
+    # The storage may raise one error for several callers; the ids of one caller do not concern the others.
     assert storage.error.job_ids == ()
 
 

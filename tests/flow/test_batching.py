@@ -1,4 +1,4 @@
-"""Callers that enqueue at the same time share a trip, and nothing of each other's trouble."""
+"""Callers that enqueue at the same time share a call of the storage; a failure of one does not reach the others."""
 
 import asyncio
 import threading
@@ -13,13 +13,13 @@ from tenure.core.job import JobRecord, NewJob, Ref
 from tenure.storage.memory.storage import MemoryStorage
 from tenure.storage.protocol import EnqueueResult
 from tenure_testing.simulation.event_loop import SimClock, SimLoop, simulate
-from tests.flow.conftest import Play, Stage
+from tests.flow.conftest import Harness, RunScenario
 
 TRIP = 0.01
 
 
-class Far(MemoryStorage):
-    """A storage some way off: each call takes a while, and is noted."""
+class RemoteMemory(MemoryStorage):
+    """A remote storage: each call takes a while and is recorded."""
 
     def __init__(self, clock: SimClock) -> None:
         super().__init__(clock=clock)
@@ -43,20 +43,20 @@ class Far(MemoryStorage):
         return [len(jobs) for jobs in self.trips]
 
 
-Scene = Callable[[Far, Tenure, Task[[int], None]], Coroutine[Any, Any, None]]
+Scenario = Callable[[RemoteMemory, Tenure, Task[[int], None]], Coroutine[Any, Any, None]]
 
 
-def act(scene: Scene) -> None:
-    """Play a scene in virtual time."""
+def run(scenario: Scenario) -> None:
+    """Run a scenario in virtual time."""
 
     async def main(loop: SimLoop) -> None:
-        storage = Far(SimClock(loop))
+        storage = RemoteMemory(SimClock(loop))
         app = Tenure(storage=storage)
 
         @app.task(name="noted")
         async def noted(number: int) -> None: ...
 
-        await scene(storage, app, noted)
+        await scenario(storage, app, noted)
 
     simulate(main)
 
@@ -67,7 +67,7 @@ def numbers(jobs: Iterable[NewJob | JobRecord]) -> list[int]:
 
 
 def test_a_single_caller_is_sent_at_once() -> None:
-    async def scene(storage: Far, app: Tenure, noted: Task[[int], None]) -> None:
+    async def scenario(storage: RemoteMemory, app: Tenure, noted: Task[[int], None]) -> None:
         began = asyncio.get_running_loop().time()
         for number in range(5):
             await noted.enqueue(number)
@@ -75,11 +75,11 @@ def test_a_single_caller_is_sent_at_once() -> None:
         assert asyncio.get_running_loop().time() - began == pytest.approx(5 * TRIP)
         assert storage.sizes == [1] * 5
 
-    act(scene)
+    run(scenario)
 
 
-def test_callers_in_step_share_a_trip_and_keep_their_order() -> None:
-    async def scene(storage: Far, app: Tenure, noted: Task[[int], None]) -> None:
+def test_concurrent_callers_share_a_call_and_keep_their_order() -> None:
+    async def scenario(storage: RemoteMemory, app: Tenure, noted: Task[[int], None]) -> None:
         async def caller(first: int) -> None:
             for number in range(4):
                 await noted.enqueue(first + number)
@@ -93,16 +93,16 @@ def test_callers_in_step_share_a_trip_and_keep_their_order() -> None:
         for place in range(50):
             own = [number for number in sent if number // 100 == place]
             assert own == sorted(own)
-        # In the storage they stand in the order they came in.
+        # The storage keeps the order in which the jobs were enqueued.
         assert numbers(storage.trips[1]) == [*(100 * place for place in range(1, 50)), 1]
         line = sorted(storage.model.records.values(), key=lambda job: job.score)
         assert numbers(line) == sent
 
-    act(scene)
+    run(scenario)
 
 
-def test_one_trip_holds_no_more_than_its_share_of_jobs_and_bytes() -> None:
-    async def scene(storage: Far, app: Tenure, noted: Task[[int], None]) -> None:
+def test_one_call_holds_no_more_than_its_limit_of_jobs_and_bytes() -> None:
+    async def scenario(storage: RemoteMemory, app: Tenure, noted: Task[[int], None]) -> None:
         @app.task(name="large")
         async def large(text: str) -> None: ...
 
@@ -115,11 +115,11 @@ def test_one_trip_holds_no_more_than_its_share_of_jobs_and_bytes() -> None:
 
         assert storage.sizes == [1, 3, 2]
 
-    act(scene)
+    run(scenario)
 
 
-def test_queues_have_trips_of_their_own() -> None:
-    async def scene(storage: Far, app: Tenure, noted: Task[[int], None]) -> None:
+def test_each_queue_has_calls_of_its_own() -> None:
+    async def scenario(storage: RemoteMemory, app: Tenure, noted: Task[[int], None]) -> None:
         elsewhere = noted.options(queue="elsewhere")
         storage.refuse = lambda jobs: StorageUnavailableError("away") if jobs[0].queue == "elsewhere" else None
 
@@ -131,11 +131,11 @@ def test_queues_have_trips_of_their_own() -> None:
         assert all(len({job.queue for job in jobs}) == 1 for jobs in storage.trips)
         assert sorted(storage.sizes) == [1, 1, 9, 9]
 
-    act(scene)
+    run(scenario)
 
 
 def test_a_job_that_is_refused_fails_its_caller_alone() -> None:
-    async def scene(storage: Far, app: Tenure, noted: Task[[int], None]) -> None:
+    async def scenario(storage: RemoteMemory, app: Tenure, noted: Task[[int], None]) -> None:
         storage.refuse = lambda jobs: StorageError("thirteen!") if 13 in numbers(jobs) else None
 
         outcomes = await asyncio.gather(*(noted.enqueue(number) for number in range(20)), return_exceptions=True)
@@ -149,13 +149,13 @@ def test_a_job_that_is_refused_fails_its_caller_alone() -> None:
                 assert outcome.created
         assert len(storage.model.records) == 19
 
-    act(scene)
+    run(scenario)
 
 
 @pytest.mark.parametrize("kind", [StorageUnavailableError, StorageFullError])
 def test_a_failure_of_a_whole_batch_reaches_each_caller_with_its_id(kind: type[StorageError]) -> None:
-    async def scene(storage: Far, app: Tenure, noted: Task[[int], None]) -> None:
-        storage.lose_answer = kind("nobody knows")
+    async def scenario(storage: RemoteMemory, app: Tenure, noted: Task[[int], None]) -> None:
+        storage.lose_answer = kind("unknown")
         made = [noted.options(id=f"job-{number}") for number in range(20)]
 
         outcomes = await asyncio.gather(
@@ -167,20 +167,20 @@ def test_a_failure_of_a_whole_batch_reaches_each_caller_with_its_id(kind: type[S
         ]
         assert storage.sizes == [1, 19]
 
-        # Whoever tries again with the id makes no second job.
+        # A retry with the same id creates no second job.
         storage.lose_answer = None
         again = await asyncio.gather(*(task.enqueue(number) for number, task in enumerate(made)))
         assert not any(job.created for job in again)
         assert len(storage.model.records) == 20
 
-    act(scene)
+    run(scenario)
 
 
-def test_a_caller_that_is_cancelled_takes_no_other_along() -> None:
-    async def scene(storage: Far, app: Tenure, noted: Task[[int], None]) -> None:
+def test_a_cancelled_caller_cancels_no_other() -> None:
+    async def scenario(storage: RemoteMemory, app: Tenure, noted: Task[[int], None]) -> None:
         tasks = [asyncio.ensure_future(noted.enqueue(number)) for number in range(10)]
         await asyncio.sleep(TRIP / 2)
-        # Nine wait for the first, and then go together.
+        # Nine wait for the first call, and the next call takes them together.
         tasks[4].cancel()
         await asyncio.sleep(TRIP)
         tasks[5].cancel()
@@ -191,7 +191,7 @@ def test_a_caller_that_is_cancelled_takes_no_other_along() -> None:
             5,
         ]
         assert storage.sizes == [1, 8]
-        # The one had not been sent, the other had.
+        # The one job had not been sent, the other had.
         assert sorted(numbers(storage.model.records.values())) == [0, 1, 2, 3, 5, 6, 7, 8, 9]
 
         lone = asyncio.ensure_future(noted.enqueue(10))
@@ -201,11 +201,11 @@ def test_a_caller_that_is_cancelled_takes_no_other_along() -> None:
 
         assert all(job.created for job in await asyncio.gather(*others))
 
-    act(scene)
+    run(scenario)
 
 
-def test_when_all_are_cancelled_the_next_caller_is_alone_again() -> None:
-    async def scene(storage: Far, app: Tenure, noted: Task[[int], None]) -> None:
+def test_after_all_callers_are_cancelled_the_next_is_sent_at_once() -> None:
+    async def scenario(storage: RemoteMemory, app: Tenure, noted: Task[[int], None]) -> None:
         tasks = [asyncio.ensure_future(noted.enqueue(number)) for number in range(5)]
         await asyncio.sleep(TRIP / 2)
         for task in tasks:
@@ -216,11 +216,11 @@ def test_when_all_are_cancelled_the_next_caller_is_alone_again() -> None:
         assert (await noted.enqueue(7)).created
         assert storage.sizes == [1, 1]
 
-    act(scene)
+    run(scenario)
 
 
 def test_a_slow_call_does_not_hold_up_later_callers() -> None:
-    async def scene(storage: Far, app: Tenure, noted: Task[[int], None]) -> None:
+    async def scenario(storage: RemoteMemory, app: Tenure, noted: Task[[int], None]) -> None:
         storage.trip = 3.0
         hanging = asyncio.ensure_future(noted.enqueue(0))
         await asyncio.sleep(LONG / 2)
@@ -235,15 +235,15 @@ def test_a_slow_call_does_not_hold_up_later_callers() -> None:
         assert not hanging.done()
         assert storage.sizes == [1, 2]
         assert (await hanging).created
-        # And all is as it was before.
+        # Afterwards everything is as before.
         await noted.enqueue(3)
         assert storage.sizes == [1, 2, 1]
 
-    act(scene)
+    run(scenario)
 
 
 def test_callers_still_share_calls_while_another_call_hangs() -> None:
-    async def scene(storage: Far, app: Tenure, noted: Task[[int], None]) -> None:
+    async def scenario(storage: RemoteMemory, app: Tenure, noted: Task[[int], None]) -> None:
         async def caller(first: int) -> None:
             for number in range(5):
                 await noted.enqueue(first + number)
@@ -262,11 +262,11 @@ def test_callers_still_share_calls_while_another_call_hangs() -> None:
         await hanging
         assert (await noted.enqueue(2)).created
 
-    act(scene)
+    run(scenario)
 
 
 def test_enqueue_many_is_sent_alone_and_is_all_or_nothing() -> None:
-    async def scene(storage: Far, app: Tenure, noted: Task[[int], None]) -> None:
+    async def scenario(storage: RemoteMemory, app: Tenure, noted: Task[[int], None]) -> None:
         storage.refuse = lambda jobs: StorageError("thirteen!") if 13 in numbers(jobs) else None
 
         outcomes = await asyncio.gather(
@@ -281,12 +281,12 @@ def test_enqueue_many_is_sent_alone_and_is_all_or_nothing() -> None:
         assert sorted(numbers(storage.model.records.values())) == [*range(5), *range(20, 25)]
         assert sorted(storage.sizes) == [1, 4, 5, 5]
 
-    act(scene)
+    run(scenario)
 
 
-def test_many_callers_at_once_lose_nothing_on_any_storage(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app()
+def test_many_callers_at_once_lose_nothing_on_any_storage(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app()
 
         @app.task(name="noted")
         async def noted(number: int) -> None: ...
@@ -295,14 +295,14 @@ def test_many_callers_at_once_lose_nothing_on_any_storage(play: Play) -> None:
 
         assert len({job.id for job in jobs}) == 200
         assert all(job.created for job in jobs)
-        details = await stage.storage.get([job.ref for job in jobs])
+        details = await harness.storage.get([job.ref for job in jobs])
         assert [detail is not None for detail in details] == [True] * 200
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 class Overtaken(asyncio.SelectorEventLoop):
-    """An event loop that lets something happen elsewhere while somebody asks whether it is closed."""
+    """An event loop that runs a callback when it is asked whether it is closed."""
 
     meanwhile: Callable[[], None] | None = None
 

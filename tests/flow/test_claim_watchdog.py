@@ -1,4 +1,4 @@
-"""A worker whose claim loop is stuck is killed by its supervisor; one that has only nothing to claim never is."""
+"""The supervisor kills a worker whose claim loop is stuck, but not one that merely has nothing to claim."""
 
 import asyncio
 import logging
@@ -29,7 +29,7 @@ from tenure.worker.loop import POLL
 from tenure.worker.loop_lag import TICK
 from tenure.worker.scoreboard import Scoreboard
 from tenure_testing.simulation.event_loop import SimClock, SimLoop, simulate
-from tests.flow.conftest import Play, Stage
+from tests.flow.conftest import Harness, RunScenario
 
 SUPERVISOR = Owner("supervisor", "supervisor", "host", 1)
 AGENTS: set["asyncio.Task[None]"] = set()
@@ -42,21 +42,21 @@ def scoreboard() -> Iterator[Scoreboard]:
     made.close()
 
 
-class Closed(MemoryStorage):
-    """A storage that gives some no answer."""
+class RefusingMemory(MemoryStorage):
+    """A storage that refuses some calls."""
 
     def __init__(self, clock: Clock) -> None:
         super().__init__(clock=clock)
-        self.shut: Callable[[Owner, str], bool] = lambda owner, verb: False
-        """Whether this verb is out of this one's reach."""
+        self.refuses: Callable[[Owner, str], bool] = lambda owner, verb: False
+        """Return whether to refuse this verb of this owner."""
 
     async def exchange(self, owner: Owner, settlements: Any = (), order: ClaimRequest | None = None) -> ExchangeResult:
-        if self.shut(owner, "exchange"):
+        if self.refuses(owner, "exchange"):
             raise StorageUnavailableError("gone fishing")
         return await super().exchange(owner, settlements, order)
 
     async def renew(self, beat: RenewRequest) -> RenewResult:
-        if self.shut(beat.owner, "record" if beat.events else "renew"):
+        if self.refuses(beat.owner, "record" if beat.events else "renew"):
             raise StorageUnavailableError("gone fishing")
         return await super().renew(beat)
 
@@ -65,29 +65,29 @@ async def stacks() -> str:
     return "a stack"
 
 
-async def watched(
-    stage: Stage, worker: Worker, scoreboard: Scoreboard, ask: Callable[[], Awaitable[str]] = stacks
+async def watch(
+    harness: Harness, worker: Worker, scoreboard: Scoreboard, ask: Callable[[], Awaitable[str]] = stacks
 ) -> list[tuple[float, KillReason]]:
-    """Have a worker looked after from here on; return where it will stand when and why it was condemned."""
-    condemned: list[tuple[float, KillReason]] = []
+    """Watch a worker from here on; return a list that will hold each kill's time and reason."""
+    killed: list[tuple[float, KillReason]] = []
 
     claim_watchdog = ClaimWatchdog(
-        stage.storage,
+        harness.storage,
         SUPERVISOR,
         worker.owner,
         scoreboard,
         queues=("default",),
         max_block=600.0,
-        clock=stage.clock,
+        clock=harness.clock,
         logger=logging.getLogger("test"),
         read_stacks=ask,
-        kill=lambda sentence: condemned.append((stage.clock.uptime(), sentence)),
+        kill=lambda reason: killed.append((harness.clock.uptime(), reason)),
     )
 
     async def tick() -> None:
-        # As the watchdog does on a loop of its own.
+        # As the watchdog does on its own loop.
         while True:
-            scoreboard.turned(stage.clock.uptime(), 0.0)
+            scoreboard.turned(harness.clock.uptime(), 0.0)
             scoreboard.claimed(worker.answered_at)
             await asyncio.sleep(TICK)
 
@@ -96,28 +96,28 @@ async def watched(
             wait = await claim_watchdog.turn()
             await asyncio.sleep(wait)
 
-    # The world ends with the scenario, and they with it.
+    # They end with the scenario.
     AGENTS.update({asyncio.create_task(tick()), asyncio.create_task(look())})
-    return condemned
+    return killed
 
 
-async def paused(stage: Stage, app: Tenure, worker: Worker) -> None:
+async def paused(harness: Harness, app: Tenure, worker: Worker) -> None:
     await app.queue("default").pause()
     await app.find_task("nap").enqueue(1)
 
 
-async def parked(stage: Stage, app: Tenure, worker: Worker) -> None:
+async def parked(harness: Harness, app: Tenure, worker: Worker) -> None:
     for _ in range(3):
         await app.find_task("single").enqueue(500)
 
 
-async def rated(stage: Stage, app: Tenure, worker: Worker) -> None:
+async def rated(harness: Harness, app: Tenure, worker: Worker) -> None:
     for _ in range(3):
         await app.find_task("rare").enqueue(0)
 
 
-async def unknown(stage: Stage, app: Tenure, worker: Worker) -> None:
-    other = stage.app()
+async def unknown(harness: Harness, app: Tenure, worker: Worker) -> None:
+    other = harness.app()
 
     @other.task(name="of another release")
     async def elsewhere() -> None: ...
@@ -125,26 +125,28 @@ async def unknown(stage: Stage, app: Tenure, worker: Worker) -> None:
     await elsewhere.enqueue()
 
 
-async def full(stage: Stage, app: Tenure, worker: Worker) -> None:
+async def full(harness: Harness, app: Tenure, worker: Worker) -> None:
     for _ in range(5):
         await app.find_task("nap").enqueue(500)
 
 
-async def quiet(stage: Stage, app: Tenure, worker: Worker) -> None:
-    await stage.storage.tune(Target("worker", worker.owner.id), Settings(quiet=True))
+async def quiet(harness: Harness, app: Tenure, worker: Worker) -> None:
+    await harness.storage.tune(Target("worker", worker.owner.id), Settings(quiet=True))
     await app.find_task("nap").enqueue(1)
 
 
-async def idle(stage: Stage, app: Tenure, worker: Worker) -> None: ...
+async def idle(harness: Harness, app: Tenure, worker: Worker) -> None: ...
 
 
-Case = Callable[[Stage, Tenure, Worker], Awaitable[None]]
+Case = Callable[[Harness, Tenure, Worker], Awaitable[None]]
 
 
 @pytest.mark.parametrize("case", [paused, parked, rated, unknown, full, quiet, idle])
-def test_a_worker_that_has_nothing_to_claim_is_left_alone(play: Play, scoreboard: Scoreboard, case: Case) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app(timing=Timing())
+def test_a_worker_that_has_nothing_to_claim_is_left_alone(
+    run_scenario: RunScenario, scoreboard: Scoreboard, case: Case
+) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app(timing=Timing())
 
         @app.task(name="nap")
         async def nap(seconds: float) -> None:
@@ -158,126 +160,128 @@ def test_a_worker_that_has_nothing_to_claim_is_left_alone(play: Play, scoreboard
         async def rare(seconds: float) -> None: ...
 
         worker = app.worker(concurrency=2)
-        await stage.start(worker)
-        condemned = await watched(stage, worker, scoreboard)
-        await case(stage, app, worker)
+        await harness.start(worker)
+        killed = await watch(harness, worker, scoreboard)
+        await case(harness, app, worker)
         await asyncio.sleep(3 * LONGEST_LIMIT)
 
-        assert condemned == []
-        assert not await stage.events_of(WorkerHung)
+        assert killed == []
+        assert not await harness.events_of(WorkerHung)
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def on_closed(scenario: Callable[[Stage, Closed, Worker, list[tuple[float, KillReason]]], Awaitable[None]]) -> None:
-    """Play a scenario with a worker that is looked after, on a storage that can be closed."""
+def on_refusing_memory(
+    scenario: Callable[[Harness, RefusingMemory, Worker, list[tuple[float, KillReason]]], Awaitable[None]],
+) -> None:
+    """Run a scenario with a watched worker, on a storage that can refuse calls."""
 
     async def main(loop: SimLoop) -> None:
         clock = SimClock(loop)
-        storage, scoreboard = Closed(clock), Scoreboard.new(3)
-        stage = Stage(loop, clock, storage)
-        worker = stage.app().worker()
-        await stage.start(worker)
-        await scenario(stage, storage, worker, await watched(stage, worker, scoreboard))
+        storage, scoreboard = RefusingMemory(clock), Scoreboard.new(3)
+        harness = Harness(loop, clock, storage)
+        worker = harness.app().worker()
+        await harness.start(worker)
+        await scenario(harness, storage, worker, await watch(harness, worker, scoreboard))
 
     simulate(main)
 
 
 @pytest.mark.parametrize("minutes", [1.2, 5.0])
-def test_nor_is_one_whose_storage_is_out_of_reach_for_all_and_comes_back(minutes: float) -> None:
+def test_a_worker_survives_an_outage_of_the_storage_for_all_workers(minutes: float) -> None:
     async def scenario(
-        stage: Stage, storage: Closed, worker: Worker, condemned: list[tuple[float, KillReason]]
+        harness: Harness, storage: RefusingMemory, worker: Worker, killed: list[tuple[float, KillReason]]
     ) -> None:
-        storage.shut = lambda owner, verb: True
+        storage.refuses = lambda owner, verb: True
         await asyncio.sleep(60 * minutes)
 
-        # It had no answer for longer than it may be without one, and nobody had.
-        assert stage.clock.uptime() - worker.answered_at > LONGEST_LIMIT
+        # The worker had no answer for longer than its limit, but no other worker had one either.
+        assert harness.clock.uptime() - worker.answered_at > LONGEST_LIMIT
 
-        storage.shut = lambda owner, verb: False
+        storage.refuses = lambda owner, verb: False
         await asyncio.sleep(3 * LONGEST_LIMIT)
 
-        assert condemned == []
+        assert killed == []
 
-    on_closed(scenario)
+    on_refusing_memory(scenario)
 
 
 def test_a_worker_that_alone_gets_no_answer_is_killed_within_75_s() -> None:
     async def scenario(
-        stage: Stage, storage: Closed, worker: Worker, condemned: list[tuple[float, KillReason]]
+        harness: Harness, storage: RefusingMemory, worker: Worker, killed: list[tuple[float, KillReason]]
     ) -> None:
-        # An uptime of 0 would be none.
+        # An uptime of 0 counts as unset.
         await asyncio.sleep(2 * POLL)
-        storage.shut = lambda owner, verb: owner == worker.owner and verb == "exchange"
+        storage.refuses = lambda owner, verb: owner == worker.owner and verb == "exchange"
         answered_at = worker.answered_at
         await asyncio.sleep(3 * LONGEST_LIMIT)
 
-        [(at, sentence)] = condemned
-        assert (sentence.reason, sentence.causes, sentence.stack) == ("not_claiming", (), "a stack")
+        [(at, reason)] = killed
+        assert (reason.reason, reason.causes, reason.stack) == ("not_claiming", (), "a stack")
         assert (
             LONGEST_LIMIT + CONFIRM_AFTER
             <= at - answered_at
             <= LONGEST_LIMIT + CONFIRM_AFTER + 2 * (CHECK_INTERVAL + TICK)
         )
-        [event] = await stage.events_of(WorkerHung)
-        assert (event.owner, event.blocked_for) == (worker.owner.id, sentence.blocked_for)
+        [event] = await harness.events_of(WorkerHung)
+        assert (event.owner, event.blocked_for) == (worker.owner.id, reason.blocked_for)
 
-    on_closed(scenario)
+    on_refusing_memory(scenario)
 
 
 def test_no_worker_is_killed_while_the_storage_refuses_events() -> None:
     async def scenario(
-        stage: Stage, storage: Closed, worker: Worker, condemned: list[tuple[float, KillReason]]
+        harness: Harness, storage: RefusingMemory, worker: Worker, killed: list[tuple[float, KillReason]]
     ) -> None:
-        # An uptime of 0 would be none.
+        # An uptime of 0 counts as unset.
         await asyncio.sleep(2 * POLL)
-        storage.shut = lambda owner, verb: (owner == worker.owner and verb == "exchange") or verb == "record"
+        storage.refuses = lambda owner, verb: (owner == worker.owner and verb == "exchange") or verb == "record"
         await asyncio.sleep(3 * LONGEST_LIMIT)
 
-        assert stage.clock.uptime() - worker.answered_at > LONGEST_LIMIT
-        assert condemned == []
+        assert harness.clock.uptime() - worker.answered_at > LONGEST_LIMIT
+        assert killed == []
 
-    on_closed(scenario)
+    on_refusing_memory(scenario)
 
 
 def test_a_worker_is_not_killed_while_the_storage_answers_no_exchange() -> None:
     async def scenario(
-        stage: Stage, storage: Closed, worker: Worker, condemned: list[tuple[float, KillReason]]
+        harness: Harness, storage: RefusingMemory, worker: Worker, killed: list[tuple[float, KillReason]]
     ) -> None:
         await asyncio.sleep(2 * POLL)
-        # Records of events are taken all the same, so only the missing answer can save the worker.
-        storage.shut = lambda owner, verb: verb == "exchange"
+        # The storage still accepts recorded events, so only the refused exchanges can save the worker.
+        storage.refuses = lambda owner, verb: verb == "exchange"
         await asyncio.sleep(3 * LONGEST_LIMIT)
 
-        assert stage.clock.uptime() - worker.answered_at > LONGEST_LIMIT
-        assert condemned == []
+        assert harness.clock.uptime() - worker.answered_at > LONGEST_LIMIT
+        assert killed == []
 
-    on_closed(scenario)
+    on_refusing_memory(scenario)
 
 
 def test_an_answer_that_comes_while_the_stack_is_read_saves_the_worker() -> None:
     async def main(loop: SimLoop) -> None:
         clock = SimClock(loop)
-        storage, scoreboard = Closed(clock), Scoreboard.new(3)
-        stage = Stage(loop, clock, storage)
-        worker = stage.app().worker()
+        storage, scoreboard = RefusingMemory(clock), Scoreboard.new(3)
+        harness = Harness(loop, clock, storage)
+        worker = harness.app().worker()
         calls = 0
 
         async def answered_meanwhile() -> str:
             nonlocal calls
             calls += 1
-            storage.shut = lambda owner, verb: False
+            storage.refuses = lambda owner, verb: False
             await asyncio.sleep(2 * POLL)
             return "a stack"
 
-        await stage.start(worker)
-        condemned = await watched(stage, worker, scoreboard, answered_meanwhile)
+        await harness.start(worker)
+        killed = await watch(harness, worker, scoreboard, answered_meanwhile)
         await asyncio.sleep(2 * POLL)
-        storage.shut = lambda owner, verb: owner == worker.owner and verb == "exchange"
+        storage.refuses = lambda owner, verb: owner == worker.owner and verb == "exchange"
         await asyncio.sleep(3 * LONGEST_LIMIT)
 
         assert calls == 1
-        assert condemned == []
+        assert killed == []
 
     simulate(main)
 
@@ -291,7 +295,7 @@ def test_an_answer_that_comes_while_the_stack_is_read_saves_the_worker() -> None
         # Nothing is expected of a worker that has not begun, or has ended.
         (0.0, 30.0, 0.0),
         (100.0, 0.0, 0.0),
-        # A loop that does not turn is a matter for the watcher.
+        # The watchdog for a blocked event loop handles a loop that does not turn.
         (98.0, 30.0, 0.0),
     ],
 )
@@ -303,5 +307,5 @@ def test_a_claim_loop_is_stuck_only_while_the_event_loop_turns(
 
 def test_the_limit_is_max_block_within_its_bounds() -> None:
     assert [limit(seconds) for seconds in (600.0, 30.0, 1.0)] == [LONGEST_LIMIT, 30.0, SHORTEST_LIMIT]
-    # A turn comes every `POLL`; each may fail after as long as a call may take.
+    # A turn comes every `POLL`, and each may take as long as a call's time limit before it fails.
     assert SHORTEST_LIMIT > 2 * POLL

@@ -1,4 +1,4 @@
-"""A codec of one's own: compressing, encrypting, and reapers and readers that do not have it."""
+"""A custom codec: compressing, encrypting, and reapers and readers that do not have it."""
 
 import asyncio
 import zlib
@@ -9,7 +9,7 @@ import pytest
 
 from tenure import Codec, JobCompleted, JsonCodec, Reaper, State, Tenure
 from tenure.core.job import Ref
-from tests.flow.conftest import FAST, Play, Stage
+from tests.flow.conftest import FAST, Harness, RunScenario
 
 
 class Compressing:
@@ -26,7 +26,7 @@ class Compressing:
 
 
 class Encrypting:
-    """JSON under a stream of its own: an example of the shape, not of cryptography."""
+    """JSON encrypted with a key stream: an example of the shape, not of cryptography."""
 
     def __init__(self, key: bytes) -> None:
         self.key = key
@@ -47,10 +47,10 @@ class Encrypting:
         return bytes(left ^ right for left, right in zip(data, stream, strict=False))
 
 
-def test_other_codecs_carry_arguments_results_and_events(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
+def test_custom_codecs_carry_arguments_results_and_events(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
         for number, codec in enumerate((Compressing(), Encrypting(b"k" * 32))):
-            app = stage.app(codec=codec, name=f"app-{number}")
+            app = harness.app(codec=codec, name=f"app-{number}")
             heard: list[Any] = []
 
             @app.task(name=f"greet-{number}")
@@ -58,7 +58,7 @@ def test_other_codecs_carry_arguments_results_and_events(play: Play) -> None:
                 return {"said": [name] * times}
 
             app.on(JobCompleted)(lambda event, heard=heard: heard.append(event.result))  # type: ignore[misc]
-            await stage.start(app.worker(), f"worker-{number}")
+            await harness.start(app.worker(), f"worker-{number}")
             job = await greet.options(queue="default").enqueue("hello", times=2)
 
             assert await job.result() == {"said": ["hello", "hello"]}
@@ -68,13 +68,13 @@ def test_other_codecs_carry_arguments_results_and_events(play: Play) -> None:
             await asyncio.sleep(2)
             assert {"said": ["hello", "hello"]} in heard
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 @pytest.mark.fault("W-P11")
-def test_a_reaper_without_the_codec_recovers_the_job(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app(codec=Encrypting(b"k" * 32), timing=FAST)
+def test_a_reaper_without_the_codec_recovers_the_job(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app(codec=Encrypting(b"k" * 32), timing=FAST)
 
         @app.task(name="long")
         async def long() -> str:
@@ -82,33 +82,33 @@ def test_a_reaper_without_the_codec_recovers_the_job(play: Play) -> None:
             return "done"
 
         job = await long.enqueue()
-        victim = await stage.start(app.worker(reaper=False), "victim")
+        victim = await harness.start(app.worker(reaper=False), "victim")
         await asyncio.sleep(0.5)
-        stage.loop.kill(victim)
-        await stage.start(Reaper(stage.app(timing=FAST)), "reaper")
+        harness.loop.kill(victim)
+        await harness.start(Reaper(harness.app(timing=FAST)), "reaper")
         await asyncio.sleep(5)
 
         assert await job.state() is State.WAITING
-        await stage.start(app.worker(), "worker")
+        await harness.start(app.worker(), "worker")
         assert await job.result() == "done"
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_a_reader_without_the_codec_sees_bytes(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app(codec=Encrypting(b"k" * 32))
+def test_a_reader_without_the_codec_sees_bytes(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app(codec=Encrypting(b"k" * 32))
 
         @app.task(name="keep")
         async def keep(secret: str) -> None: ...
 
         job = await keep.enqueue("hush")
-        (detail,) = await stage.storage.get([Ref("default", job.id)])
+        (detail,) = await harness.storage.get([Ref("default", job.id)])
 
         assert detail is not None
         assert detail.job.payload.startswith(b"enc:")
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 def test_the_codec_of_json_is_the_default() -> None:

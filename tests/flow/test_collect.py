@@ -1,4 +1,4 @@
-"""Calls that gather in one job, as a user sees it: who goes with whom, when it starts, and what a crash takes."""
+"""Calls collected in one job, as a user sees it: which calls share a job, when it starts, and what a crash loses."""
 
 import asyncio
 from collections.abc import Callable
@@ -21,7 +21,7 @@ from tenure import (
     Unique,
     UsageError,
 )
-from tests.flow.conftest import FAST, Play, Stage
+from tests.flow.conftest import FAST, Harness, RunScenario
 from tests.records import record_of
 
 
@@ -41,12 +41,12 @@ def indexing(app: Tenure, batches: list[list[Doc]], *, collect: Collect | None =
 
 
 @pytest.mark.fault("W-T21")
-def test_calls_are_collected_until_the_delay_passes_without_one(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
+def test_calls_are_collected_until_the_delay_passes_without_one(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
         batches: list[list[Doc]] = []
-        app = stage.app(timing=FAST)
+        app = harness.app(timing=FAST)
         index = indexing(app, batches, collect=Collect(delay="1s"))
-        await stage.start(app.worker())
+        await harness.start(app.worker())
         jobs: list[Any] = []
         for number in range(5):
             jobs.append(await index.enqueue(Doc("a", number)))
@@ -57,35 +57,35 @@ def test_calls_are_collected_until_the_delay_passes_without_one(play: Play) -> N
         assert {job.id for job in jobs} == {jobs[0].id}
         assert results == [5] * 5
         assert batches == [[Doc("a", number) for number in range(5)]]
-        assert 3 <= stage.now < 3.6
+        assert 3 <= harness.now < 3.6
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_a_full_batch_starts_at_once_and_the_next_call_begins_again(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
+def test_a_full_batch_starts_at_once_and_the_next_call_begins_another(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
         batches: list[list[Doc]] = []
-        app = stage.app(timing=FAST)
+        app = harness.app(timing=FAST)
         index = indexing(app, batches, collect=Collect(delay="10s", max_size=3, max_wait="20s"))
-        await stage.start(app.worker())
+        await harness.start(app.worker())
         jobs = await app.enqueue_many(index.call(Doc("a", number)) for number in range(7))
         for job in jobs[:6]:
             await job.result()
 
-        assert stage.now < 1
+        assert harness.now < 1
         assert sorted(len(batch) for batch in batches) == [3, 3]
         assert await jobs[6].result() == 1
-        assert stage.now >= 10
+        assert harness.now >= 10
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_a_batch_starts_after_max_wait_at_the_latest(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
+def test_a_batch_starts_after_max_wait_at_the_latest(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
         batches: list[list[Doc]] = []
-        app = stage.app(timing=FAST)
+        app = harness.app(timing=FAST)
         index = indexing(app, batches, collect=Collect(delay="1s", max_wait="4s"))
-        await stage.start(app.worker())
+        await harness.start(app.worker())
         first = await index.enqueue(Doc("a"))
         for _ in range(8):
             await asyncio.sleep(0.6)
@@ -94,18 +94,18 @@ def test_a_batch_starts_after_max_wait_at_the_latest(play: Play) -> None:
         assert await first.result(timeout=0) == 7
         assert len(batches) == 1
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_a_key_by_the_item_parts_the_batches(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
+def test_a_key_made_of_the_item_separates_the_batches(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
         batches: list[list[Doc]] = []
-        app = stage.app(timing=FAST)
+        app = harness.app(timing=FAST)
         index = indexing(app, batches, collect=Collect("{item.tenant}"))
-        loner = indexing(stage.app(timing=FAST), batches, collect=Collect(_no_key_for_b))
+        loner = indexing(harness.app(timing=FAST), batches, collect=Collect(_no_key_for_b))
         jobs = await app.enqueue_many(index.call(Doc(tenant)) for tenant in "abab")
         alone = [await loner.enqueue(Doc("b", number)) for number in (1, 2)]
-        await stage.start(app.worker())
+        await harness.start(app.worker())
         for job in [*jobs, *alone]:
             await job.result()
 
@@ -114,16 +114,16 @@ def test_a_key_by_the_item_parts_the_batches(play: Play) -> None:
         ]
         assert [job.made for job in alone] == ["created", "created"]
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 def _no_key_for_b(item: Doc) -> str | None:
     return None if item.tenant == "b" else item.tenant
 
 
-def test_the_collected_calls_of_a_key_can_be_listed(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app(timing=FAST)
+def test_the_collected_calls_of_a_key_can_be_listed(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app(timing=FAST)
         index = indexing(app, [], collect=Collect("{item.tenant}", delay="5s", max_size=3, max_wait="60s"))
         nothing = await index.gathered("a")
         first = await index.enqueue(Doc("a", 1))
@@ -143,12 +143,12 @@ def test_the_collected_calls_of_a_key_can_be_listed(play: Play) -> None:
         assert (batch.due - batch.began).total_seconds() == pytest.approx(7)
         assert next_one.items == [Doc("a", 4)]
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_nothing_that_was_gathered_is_lost_with_a_worker(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app(timing=FAST)
+def test_a_killed_worker_loses_no_collected_call(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app(timing=FAST)
         seen: list[list[int]] = []
 
         @app.task(name="slow", collect=Collect())
@@ -158,11 +158,11 @@ def test_nothing_that_was_gathered_is_lost_with_a_worker(play: Play) -> None:
             return sum(numbers)
 
         jobs = await app.enqueue_many(slow.call(number) for number in range(4))
-        node = await stage.start(app.worker(reaper=False), "victim")
+        node = await harness.start(app.worker(reaper=False), "victim")
         await asyncio.sleep(3)
-        stage.loop.kill(node)
+        harness.loop.kill(node)
         late = await slow.enqueue(100)
-        await stage.start(app.worker())
+        await harness.start(app.worker())
         results = [await job.result() for job in jobs]
 
         assert late.made == "created"
@@ -170,12 +170,12 @@ def test_nothing_that_was_gathered_is_lost_with_a_worker(play: Play) -> None:
         assert await late.result() == 100
         assert seen.count([0, 1, 2, 3]) == 2
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_a_batch_that_fails_is_retried_whole_and_takes_in_no_more(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app(timing=FAST)
+def test_a_failed_batch_is_retried_whole_and_accepts_no_more_calls(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app(timing=FAST)
         tries: list[list[int]] = []
 
         @app.task(name="flaky", collect=Collect(), retry=Retry(base="5s", jitter=False))
@@ -186,7 +186,7 @@ def test_a_batch_that_fails_is_retried_whole_and_takes_in_no_more(play: Play) ->
             return "done"
 
         first, second = await app.enqueue_many([flaky.call(1), flaky.call(2)])
-        await stage.start(app.worker())
+        await harness.start(app.worker())
         await asyncio.sleep(3)
         resting, third = await first.state(), await flaky.enqueue(3)
         await second.result()
@@ -195,12 +195,12 @@ def test_a_batch_that_fails_is_retried_whole_and_takes_in_no_more(play: Play) ->
         assert third.id != first.id
         assert tries.count([1, 2]) == 2
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_one_item_that_cannot_be_read_fails_the_batch_and_drops_nothing(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        old, new = stage.app(timing=FAST), stage.app(timing=FAST)
+def test_an_unreadable_item_fails_the_batch_and_drops_nothing(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        old, new = harness.app(timing=FAST), harness.app(timing=FAST)
 
         @old.task(name="index", collect=Collect())
         async def index(docs: list[Any]) -> None: ...
@@ -210,7 +210,7 @@ def test_one_item_that_cannot_be_read_fails_the_batch_and_drops_nothing(play: Pl
         good, bad = await old.enqueue_many([index.call({"tenant": "a", "number": 1}), index.call("what?")])
         with pytest.raises(UsageError, match="has collected items that cannot be decoded"):
             await strict.gathered()
-        await stage.start(new.worker())
+        await harness.start(new.worker())
         for job in (good, bad):
             with pytest.raises(JobFailedError, match="undecodable"):
                 await job.result()
@@ -218,12 +218,12 @@ def test_one_item_that_cannot_be_read_fails_the_batch_and_drops_nothing(play: Pl
         assert ran == []
         assert (await record_of(good)).gathered == 2
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_jobs_from_before_a_task_collected_still_run(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        old, new = stage.app(timing=FAST), stage.app(timing=FAST)
+def test_jobs_from_before_a_task_collected_still_run(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        old, new = harness.app(timing=FAST), harness.app(timing=FAST)
 
         @old.task(name="index")
         async def index(docs: list[Doc]) -> int:
@@ -233,16 +233,16 @@ def test_jobs_from_before_a_task_collected_still_run(play: Play) -> None:
         collects = indexing(new, batches)
         before = await index.enqueue([Doc("a", 1), Doc("a", 2)])
         after = await collects.enqueue(Doc("a", 3))
-        await stage.start(new.worker())
+        await harness.start(new.worker())
 
         assert (await before.result(), await after.result()) == (2, 1)
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_items_are_upgraded_one_by_one_and_versions_never_share_a_batch(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        old, new = stage.app(timing=FAST), stage.app(timing=FAST)
+def test_items_are_upgraded_one_by_one_and_versions_never_share_a_batch(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        old, new = harness.app(timing=FAST), harness.app(timing=FAST)
         batches: list[list[Doc]] = []
 
         @old.task(name="index", collect=Collect())
@@ -261,7 +261,7 @@ def test_items_are_upgraded_one_by_one_and_versions_never_share_a_batch(play: Pl
         first = await old.enqueue_many([index.call("a"), index.call("b")])
         second = await index_2.enqueue(Doc("c"))
         peeked = await index_2.gathered()
-        await stage.start(new.worker())
+        await harness.start(new.worker())
         for job in [*first, second]:
             await job.result()
 
@@ -270,12 +270,12 @@ def test_items_are_upgraded_one_by_one_and_versions_never_share_a_batch(play: Pl
         assert peeked.items == [Doc("c")]
         assert sorted(batches, key=len) == [[Doc("c")], [Doc("a"), Doc("b")]]
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_the_handler_is_injected_and_its_hook_gets_the_list(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app(timing=FAST)
+def test_the_handler_is_injected_and_its_hook_gets_the_list(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app(timing=FAST)
         undone: list[int] = []
 
         async def ten() -> int:
@@ -291,44 +291,44 @@ def test_the_handler_is_injected_and_its_hook_gets_the_list(play: Play) -> None:
         async def undo(numbers: list[int]) -> None:
             undone.extend(numbers)
 
-        await stage.start(app.worker())
+        await harness.start(app.worker())
         assert await store.enqueue_and_wait(4) == 40
         cancelled = await app.enqueue_many([store.call(0), store.call(7)])
-        await stage.until(lambda: _over(cancelled[0]))
+        await harness.until(lambda: _over(cancelled[0]))
 
         assert undone == [0, 7]
         assert await store([1, 2], factor=3) == 9
         with pytest.raises(UsageError, match="pass factor="):
             await store([1, 2])
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_the_same_call_made_again_after_a_lost_reply_is_taken_in_once(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
+def test_a_call_repeated_after_a_lost_reply_is_added_once(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
         batches: list[list[Doc]] = []
-        app = stage.app(timing=FAST)
+        app = harness.app(timing=FAST)
         index = indexing(app, batches)
         calls = [index.call(Doc("a", number)) for number in range(3)]
         await app.enqueue_many(calls)
         again = await app.enqueue_many(calls)
-        await stage.start(app.worker())
+        await harness.start(app.worker())
 
         assert await again[2].result() == 3
         assert [job.made for job in again] == ["duplicate"] * 3
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_a_call_with_its_own_id_adds_one_item_if_repeated(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
+def test_a_call_with_its_own_id_adds_one_item_if_repeated(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
         batches: list[list[Doc]] = []
-        app = stage.app(timing=FAST)
+        app = harness.app(timing=FAST)
         index = indexing(app, batches)
         jobs: list[Any] = []
         for number in (1, 2, 2, 1):
             jobs.append(await index.options(id=f"item {number}").enqueue(Doc("a", number)))
-        await stage.start(app.worker())
+        await harness.start(app.worker())
         await jobs[0].result()
         late = await index.options(id="item 2").enqueue(Doc("a", 2))
 
@@ -337,17 +337,17 @@ def test_a_call_with_its_own_id_adds_one_item_if_repeated(play: Play) -> None:
         ]
         assert batches == [[Doc("a", 1), Doc("a", 2)]]
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_an_event_handler_gets_recorded_collected_calls(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app(timing=FAST)
+def test_an_event_handler_gets_recorded_collected_calls(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app(timing=FAST)
         index = indexing(app, [], collect=Collect("{item.tenant}"))
         heard: list[JobCollected] = []
         app.on(JobCollected)(heard.append)
         await app.queue("default").record(JobCollected)
-        await stage.start(app.worker())
+        await harness.start(app.worker())
         jobs = await app.enqueue_many(index.call(Doc("a", number)) for number in range(3))
         await jobs[0].result()
         await asyncio.sleep(1)
@@ -357,21 +357,21 @@ def test_an_event_handler_gets_recorded_collected_calls(play: Play) -> None:
             (jobs[0].id, "index:a", 3),
         ]
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_a_router_may_have_tasks_that_collect(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        router, app = Router(prefix="search."), stage.app(timing=FAST)
+def test_a_router_may_have_tasks_that_collect(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        router, app = Router(prefix="search."), harness.app(timing=FAST)
         index = indexing(router, [])  # type: ignore[arg-type]  # as far as this goes, it is like an app
         app.include(router)
-        await stage.start(app.worker())
+        await harness.start(app.worker())
         jobs = await app.enqueue_many([index.call(Doc("a")), index.call(Doc("b"))])
 
         assert await jobs[1].result() == 2
         assert (await record_of(jobs[0])).merge == (await record_of(jobs[1])).merge
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 async def _over(job: Any) -> bool:
@@ -437,7 +437,7 @@ def test_a_call_that_does_not_fit_is_refused(call: Attempt, message: str) -> Non
         ({"collect": "1s"}, "collect = '1s' must be a Collect; write collect=Collect"),
     ],
 )
-def test_options_that_do_not_fit_are_refused_when_the_task_is_defined(options: dict[str, Any], message: str) -> None:
+def test_unsuitable_options_are_refused_when_the_task_is_defined(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         indexing(Tenure("memory://"), [], **options)
 
@@ -451,12 +451,12 @@ def test_options_that_do_not_fit_are_refused_when_the_task_is_defined(options: d
         (lambda: Collect(max_size=10_001), "Collect.max_size = 10001 must be 10,000 or less"),
     ],
 )
-def test_a_policy_that_cannot_be_is_refused_when_it_is_made(make: Any, message: str) -> None:
+def test_an_invalid_policy_is_refused_when_it_is_created(make: Any, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         make()
 
 
-def test_a_payload_without_all_that_was_gathered_is_never_run() -> None:
+def test_a_payload_that_lacks_a_collected_call_is_never_run() -> None:
     index = indexing(Tenure("memory://"), [])
     job = index.call(Doc("a")).job
     codec = index.binding.app.encoder.codec

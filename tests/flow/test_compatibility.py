@@ -1,4 +1,4 @@
-"""Snapshots of what tasks take, and which changes would break the jobs that wait: for a check in CI."""
+"""Snapshots of task signatures, and which changes would break waiting jobs: for a check in CI."""
 
 import datetime
 import enum
@@ -14,7 +14,7 @@ from tenure import Inject, Router, Tenure, UsageError, incompatible
 
 
 def seen(function: Callable[..., Any], **options: Any) -> dict[str, Any]:
-    """Return the snapshot of an app with one task, as it comes back from a file."""
+    """Return the snapshot of an app with one task, as read back from a file."""
     app = Tenure("memory://")
     app.task(name="task", **options)(function)
     read: dict[str, Any] = json.loads(json.dumps(app.signatures()))
@@ -63,7 +63,7 @@ def retyped(a: str, b: str = "") -> None: ...
 
 
 @pytest.mark.parametrize("after", [base, same, more, optional, wider])
-def test_changes_that_older_jobs_fit_are_passed(after: Callable[..., Any]) -> None:
+def test_changes_that_older_jobs_fit_pass(after: Callable[..., Any]) -> None:
     assert incompatible(seen(base), seen(after)) == []
 
 
@@ -84,7 +84,7 @@ def test_breaking_changes_are_reported_unless_the_version_is_raised(after: Calla
 
 
 def test_a_breaking_change_is_one_that_a_new_worker_cannot_decode() -> None:
-    """The judgement on each pair is the one that the worker comes to."""
+    """The verdict on each pair of signatures is the same as a worker's."""
     functions = (base, same, more, optional, wider, gathered, fewer, kept, strict, added, retyped)
     calls: dict[Callable[..., Any], list[dict[str, Any]]] = {
         base: [{"a": 1}, {"a": 1, "b": "x"}],
@@ -247,9 +247,9 @@ def test_a_type_may_become_wider(before: Any, after: Any) -> None:
 
 @pytest.mark.parametrize(("before", "after"), NARROWED)
 def test_a_narrower_parameter_type_is_reported(before: Any, after: Any) -> None:
-    [told] = incompatible(seen(taking(before)), seen(taking(after)))
+    [change] = incompatible(seen(taking(before)), seen(taking(after)))
 
-    assert told.startswith("task 'task': parameter 'value' was ")
+    assert change.startswith("task 'task': parameter 'value' was ")
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Dead letters as a user has them: why jobs failed, which fault it was, and how they come back or go."""
+"""Dead letters as a user sees them: why jobs failed, with which error, and how they are redriven or deleted."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -32,13 +32,13 @@ from tenure.maintenance.lost_runs import CrashEvidence, settle_stalled
 from tenure.storage.memory.storage import MemoryStorage
 from tenure.storage.protocol import Query, Storage
 from tenure_testing.simulation.event_loop import SimClock, SimLoop, simulate
-from tests.flow.conftest import FAST, Play, Stage
+from tests.flow.conftest import FAST, Harness, RunScenario
 
 REASONS = ["exhausted", "stalled", "crashed", "rejected", "undecodable", "timeout"]
 
 
 def failing(app: Tenure) -> dict[str, Any]:
-    """Return a task for each reason that a job can fail for."""
+    """Return a task for each reason why a job can fail."""
 
     @app.task(name="exhausted", retry=Retry(max_attempts=2, base="1s", jitter=False))
     async def exhausted(number: int) -> None:
@@ -67,28 +67,28 @@ def failing(app: Tenure) -> dict[str, Any]:
     return {task.name: task for task in (exhausted, stalled, crashed, rejected, undecodable, timeout)}
 
 
-async def perish(stage: Stage, app: Tenure) -> dict[str, Job[Any]]:
-    """Let a job fail for each reason; return them by it, each tagged with it."""
+async def perish(harness: Harness, app: Tenure) -> dict[str, Job[Any]]:
+    """Fail a job for each reason; return the jobs by reason, each tagged with it."""
     tasks = failing(app)
     jobs = {reason: await task.options(tags=["nightly", reason]).enqueue(7) for reason, task in tasks.items()}
     victim = app.worker(queues=["slow"], reaper=False)
     doomed = app.worker(queues=["risky"], reaper=False)
-    nodes = [await stage.start(victim, "victim"), await stage.start(doomed, "doomed")]
-    await stage.start(app.worker(queues=["default", "mail"]), "worker")
+    nodes = [await harness.start(victim, "victim"), await harness.start(doomed, "doomed")]
+    await harness.start(app.worker(queues=["default", "mail"]), "worker")
     await asyncio.sleep(1)
     for node in nodes:
-        stage.loop.kill(node)
-    # As a supervisor does that has seen its child die.
-    crew = Owner("ab" * 8, "supervisor")
-    taken = await stage.storage.reclaim(doomed.owner.id, crew)
+        harness.loop.kill(node)
+    # As a supervisor does that has seen its child exit.
+    supervisor = Owner("ab" * 8, "supervisor")
+    taken = await harness.storage.reclaim(doomed.owner.id, supervisor)
     await settle_stalled(
-        stage.storage, crew, taken.stalled, Random(0), evidence=CrashEvidence(Ending("was ended by signal 9"))
+        harness.storage, supervisor, taken.stalled, Random(0), evidence=CrashEvidence(Ending("was ended by signal 9"))
     )
     await asyncio.sleep(app.timing.recovery_bound.total_seconds() + 2)
     return jobs
 
 
-async def bad(stage: Stage, app: Tenure, count: int, **options: Any) -> list[Job[Any]]:
+async def bad(harness: Harness, app: Tenure, count: int, **options: Any) -> list[Job[Any]]:
     """Return failed jobs, one a second, the oldest first."""
 
     defined = cast(TaskDecorator, app.task(name="bad", retry=Retry(max_attempts=1), **options))
@@ -99,7 +99,7 @@ async def bad(stage: Stage, app: Tenure, count: int, **options: Any) -> list[Job
             raise ValueError(f"order {number} is unknown")
         return number
 
-    await stage.start(app.worker(), "worker")
+    await harness.start(app.worker(), "worker")
     jobs: list[Job[Any]] = []
     for number in range(count):
         jobs.append(await fail.enqueue(number))
@@ -108,10 +108,10 @@ async def bad(stage: Stage, app: Tenure, count: int, **options: Any) -> list[Job
 
 
 @pytest.mark.statement(88)
-def test_every_failed_job_is_listed_with_its_reason_and_runs(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app(timing=FAST)
-        jobs = await perish(stage, app)
+def test_every_failed_job_is_listed_with_its_reason_and_runs(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app(timing=FAST)
+        jobs = await perish(harness, app)
         letters = {letter.job.reason or "": letter for letter in (await app.dead.page()).letters}
 
         assert {reason: letter.job.id for reason, letter in letters.items()} == {
@@ -134,13 +134,13 @@ def test_every_failed_job_is_listed_with_its_reason_and_runs(play: Play) -> None
         assert letters["stalled"].runs[0].reason == "lease_expired"
         assert all(run.worker and run.end is not None for letter in letters.values() for run in letter.runs)
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_all_fields_of_a_filter_must_match(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app(timing=FAST)
-        await perish(stage, app)
+def test_all_fields_of_a_filter_must_match(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app(timing=FAST)
+        await perish(harness, app)
         everything = (await app.dead.page()).letters
         names = {letter.job.reason: letter.fingerprint for letter in everything}
         ends = {letter.job.reason or "": letter.job.finished or letter.job.created for letter in everything}
@@ -166,13 +166,13 @@ def test_all_fields_of_a_filter_must_match(play: Play) -> None:
         assert await reasons(until=timedelta(hours=1)) == []
         assert await reasons(since="2h", until="1h") == []
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_only_failed_jobs_are_dead_letters(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app()
-        jobs = await bad(stage, app, 2)
+def test_only_failed_jobs_are_dead_letters(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app()
+        jobs = await bad(harness, app, 2)
         cancelled = await app.find_task("bad").options(delay="1h").enqueue(9)
         await cancelled.cancel()
         await jobs[0].redrive()
@@ -181,19 +181,19 @@ def test_only_failed_jobs_are_dead_letters(play: Play) -> None:
         assert [letter.job.id for letter in (await app.dead.page()).letters] == [jobs[1].id]
         assert await app.dead.count() == 1
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_pages_join_also_if_the_storage_cannot_filter(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app()
+def test_pages_are_complete_also_if_the_storage_cannot_filter(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app()
 
         @app.task(name="mixed", retry=Retry(max_attempts=1))
         async def mixed(number: int) -> None:
             raise (KeyError if number % 3 else OSError)("gone")
 
         jobs = [job.id for job in await app.enqueue_many(mixed.call(number) for number in range(20))]
-        await stage.start(app.worker())
+        await harness.start(app.worker())
         await asyncio.sleep(2)
 
         async def through(where: DeadFilter, limit: int) -> list[list[str]]:
@@ -216,13 +216,13 @@ def test_pages_join_also_if_the_storage_cannot_filter(play: Play) -> None:
         with pytest.raises(UsageError, match="after = 'soon' is not a cursor"):
             await app.dead.page(after="soon")
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_groups_are_one_for_each_fault_the_biggest_first(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app()
-        jobs = await bad(stage, app, 7)
+def test_groups_are_one_for_each_error_the_biggest_first(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app()
+        jobs = await bad(harness, app, 7)
 
         @app.task(name="other", retry=Retry(max_attempts=1))
         async def other() -> None:
@@ -244,17 +244,17 @@ def test_groups_are_one_for_each_fault_the_biggest_first(play: Play) -> None:
             *(big.fingerprint, small.fingerprint)
         }
         assert (await app.dead.groups(DeadFilter(error="KeyError"))).groups == (small,)
-        assert (await app.dead.groups(DeadFilter(tasks=["nobody"]))).groups == ()
+        assert (await app.dead.groups(DeadFilter(tasks=["unknown"]))).groups == ()
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_faults_beyond_count_do_not_fill_the_memory(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_beyond_count_do_not_fill_the_memory(run_scenario: RunScenario, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room, "GROUPS_KEPT", 4)
     monkeypatch.setattr(room, "PAGE", 3)
 
-    async def scenario(stage: Stage) -> None:
-        app = stage.app()
+    async def scenario(harness: Harness) -> None:
+        app = harness.app()
 
         @app.task(name="words", retry=Retry(max_attempts=1))
         async def words(word: str) -> None:
@@ -262,7 +262,7 @@ def test_faults_beyond_count_do_not_fill_the_memory(play: Play, monkeypatch: pyt
 
         said = ["often" if place % 2 else chr(97 + place) * 3 for place in range(20)]
         await app.enqueue_many(words.call(word) for word in said)
-        await stage.start(app.worker())
+        await harness.start(app.worker())
         await asyncio.sleep(2)
         found = await app.dead.groups()
 
@@ -270,12 +270,12 @@ def test_faults_beyond_count_do_not_fill_the_memory(play: Play, monkeypatch: pyt
         assert len(found.groups) <= 4
         assert found.total == 20 == found.others + sum(group.count for group in found.groups)
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_a_redrive_makes_budgets_and_ttl_again_and_keeps_the_history(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app(timing=FAST)
+def test_a_redrive_resets_attempts_and_ttl_and_keeps_the_history(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app(timing=FAST)
 
         @app.task(name="flaky", retry=Retry(max_attempts=2, base="1s", jitter=False), ttl="1h")
         async def flaky() -> int:
@@ -285,14 +285,14 @@ def test_a_redrive_makes_budgets_and_ttl_again_and_keeps_the_history(play: Play)
 
         worker = app.worker()
         job = await flaky.enqueue()
-        node = await stage.start(worker)
+        node = await harness.start(worker)
         await asyncio.sleep(5)
         before = (await job.info()).job
-        await stage.stop(node, worker)
+        await harness.stop(node, worker)
         await asyncio.sleep(7200)
         report = await app.dead.redrive(DeadFilter(tasks=["flaky"]), by="me")
         after = (await job.info()).job
-        await stage.start(app.worker(), "second")
+        await harness.start(app.worker(), "second")
 
         assert (before.state, before.failures, before.reason) == (State.FAILED, 2, "exhausted")
         assert report.done == (job.ref,)
@@ -300,15 +300,15 @@ def test_a_redrive_makes_budgets_and_ttl_again_and_keeps_the_history(play: Play)
         assert after.expires_at == after.run_at + timedelta(hours=1)
         assert await job.result() == 3
         assert [run.ended for run in (await job.info()).runs] == ["raised", "raised", "completed"]
-        assert [(event.by, event.was) for event in await stage.events_of(JobRedriven)] == [("me", "failed")]
+        assert [(event.by, event.was) for event in await harness.events_of(JobRedriven)] == [("me", "failed")]
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_a_cap_takes_those_that_failed_first_and_says_how_many_are_left(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app()
-        jobs = await bad(stage, app, 5)
+def test_a_limited_redrive_takes_the_oldest_and_counts_the_rest(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app()
+        jobs = await bad(harness, app, 5)
 
         first = await app.dead.redrive(limit=2)
         second = await app.dead.redrive(limit=2)
@@ -323,18 +323,20 @@ def test_a_cap_takes_those_that_failed_first_and_says_how_many_are_left(play: Pl
         assert [await job.result() for job in jobs] == [0, 1, 2, 3, 4]
         assert {(await job.info()).job.starts for job in jobs} == {2}
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_a_paced_redrive_continues_after_its_caller_has_left(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_paced_redrive_continues_after_its_caller_has_ended(
+    run_scenario: RunScenario, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(room, "BATCH", 3)
 
-    async def scenario(stage: Stage) -> None:
-        app = stage.app()
-        jobs = await bad(stage, app, 8)
-        began = stage.now
+    async def scenario(harness: Harness) -> None:
+        app = harness.app()
+        jobs = await bad(harness, app, 8)
+        began = harness.now
         report = await app.dead.redrive(rate=0.5)
-        took = stage.now - began
+        took = harness.now - began
         dues = [(await job.info()).job.run_at for job in jobs]
         await asyncio.sleep(20)
         starts = [(await job.info()).runs[-1].start for job in jobs]
@@ -346,62 +348,62 @@ def test_a_paced_redrive_continues_after_its_caller_has_left(play: Play, monkeyp
         assert [round((start - starts[0]).total_seconds()) for start in starts] == [0, 2, 4, 6, 8, 10, 12, 14]
         assert {await job.state() for job in jobs} == {State.COMPLETED}
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_two_clicks_at_once_redrive_nothing_twice(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app()
-        jobs = await bad(stage, app, 30)
-        reports = await asyncio.gather(*(stage.app().dead.redrive() for _ in range(4)))
+def test_two_redrives_at_once_redrive_nothing_twice(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app()
+        jobs = await bad(harness, app, 30)
+        reports = await asyncio.gather(*(harness.app().dead.redrive() for _ in range(4)))
         await asyncio.sleep(10)
 
         assert sorted(ref.id for report in reports for ref in report.done) == sorted(job.id for job in jobs)
-        assert len(await stage.events_of(JobRedriven)) == 30
+        assert len(await harness.events_of(JobRedriven)) == 30
         assert {(await job.info()).job.starts for job in jobs} == {2}
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-class Meddled(MemoryStorage):
-    """Memory where somebody is quicker: between the look at the dead letters and what is then done with them."""
+class InterruptedMemory(MemoryStorage):
+    """Memory in which another caller acts between the reading of dead letters and what is then done with them."""
 
-    meddle: Callable[[], Awaitable[object]] | None = None
+    interrupt: Callable[[], Awaitable[object]] | None = None
 
     async def find(self, query: Query) -> Any:
         page = await super().find(query)
-        if self.meddle is not None and page.next is None:
-            meddle, self.meddle = self.meddle, None
-            await meddle()
+        if self.interrupt is not None and page.next is None:
+            interrupt, self.interrupt = self.interrupt, None
+            await interrupt()
         return page
 
 
 @pytest.mark.parametrize("verb", ["redrive", "purge"])
-def test_a_job_that_came_back_or_went_meanwhile_is_left_alone(verb: str) -> None:
+def test_a_job_redriven_or_deleted_meanwhile_is_left_alone(verb: str) -> None:
     async def main(loop: SimLoop) -> None:
         clock = SimClock(loop)
-        storage = Meddled(clock=clock)
-        stage = Stage(loop, clock, storage)
-        app = stage.app()
+        storage = InterruptedMemory(clock=clock)
+        harness = Harness(loop, clock, storage)
+        app = harness.app()
 
         @app.task(name="bad", retry=Retry(max_attempts=1))
         async def fail() -> None:
             raise ValueError("always")
 
-        await stage.start(app.worker())
+        await harness.start(app.worker())
         lost, again, waiting, plain = [await fail.enqueue() for _ in range(4)]
         await asyncio.sleep(1)
 
-        async def meddle() -> None:
+        async def interrupt() -> None:
             await again.redrive()
             await asyncio.sleep(1)
             assert await again.state() is State.FAILED
             await app.queue("default").pause()
             await waiting.redrive()
-            # The one that failed first.
-            await stage.app().dead.purge(limit=1, everything=True)
+            # The job that failed first.
+            await harness.app().dead.purge(limit=1, everything=True)
 
-        storage.meddle = meddle
+        storage.interrupt = interrupt
         report = await (app.dead.redrive() if verb == "redrive" else app.dead.purge(everything=True))
 
         assert [ref.id for ref in report.gone] == [lost.id]
@@ -409,15 +411,15 @@ def test_a_job_that_came_back_or_went_meanwhile_is_left_alone(verb: str) -> None
         assert [ref.id for ref in report.done] == [plain.id]
         assert await waiting.state() is State.WAITING
         assert await again.state() is State.FAILED
-        assert len(await stage.events_of(JobRedriven)) == 2 + (verb == "redrive")
+        assert len(await harness.events_of(JobRedriven)) == 2 + (verb == "redrive")
 
     simulate(main)
 
 
-def test_a_purge_deletes_matching_jobs_permanently(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app(timing=FAST)
-        jobs = await perish(stage, app)
+def test_a_purge_deletes_matching_jobs_permanently(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app(timing=FAST)
+        jobs = await perish(harness, app)
         with pytest.raises(UsageError, match="everything=True"):
             await app.dead.purge()
         some = await app.dead.purge(DeadFilter(reasons=["rejected", "timeout"]), by="me")
@@ -426,24 +428,24 @@ def test_a_purge_deletes_matching_jobs_permanently(play: Play) -> None:
 
         assert sorted(ref.id for ref in some.done) == sorted([jobs["rejected"].id, jobs["timeout"].id])
         assert (some.left, nothing.done, len(one.done), one.left) == (0, (), 1, 3)
-        assert await stage.storage.get([*some.done]) == [None, None]
+        assert await harness.storage.get([*some.done]) == [None, None]
         assert await app.dead.count() == 3
-        assert [(event.by, event.was) for event in await stage.events_of(JobDeleted)][:2] == [("me", "failed")] * 2
+        assert [(event.by, event.was) for event in await harness.events_of(JobDeleted)][:2] == [("me", "failed")] * 2
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_a_rule_redrives_with_growing_delays_up_to_its_count(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app()
+def test_a_rule_redrives_with_growing_delays_up_to_its_count(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app()
         starts: list[float] = []
 
         @app.task(name="ruled", retry=Retry(max_attempts=1), auto_redrive=AutoRedrive("20s", times=3))
         async def ruled() -> None:
-            starts.append(stage.now)
+            starts.append(harness.now)
             raise ValueError("still not")
 
-        await stage.start(app.worker())
+        await harness.start(app.worker())
         job = await ruled.enqueue()
         await asyncio.sleep(10)
         (letter,) = (await app.dead.page()).letters
@@ -452,14 +454,14 @@ def test_a_rule_redrives_with_growing_delays_up_to_its_count(play: Play) -> None
 
         assert letter.job.finished is not None
         assert letter.job.redrive_at == letter.job.finished + timedelta(seconds=20)
-        # A sweep does it, and there is one every two seconds.
+        # A sweep does it; one runs every two seconds.
         assert [(later - earlier) // 5 * 5 for earlier, later in pairwise(starts)] == [20, 40, 80]
         assert (record.state, record.redrives, record.redrive_at) == (State.FAILED, 3, None)
         assert (await app.dead.redrive()).done == (job.ref,)
         await asyncio.sleep(30)
         assert len(starts) == 6
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 @pytest.mark.parametrize(
@@ -478,7 +480,7 @@ def test_a_rule_redrives_with_growing_delays_up_to_its_count(play: Play) -> None
         ({"since": datetime(2026, 1, 2, tzinfo=UTC), "until": datetime(2026, 1, 1, tzinfo=UTC)}, r"must lie before"),
     ],
 )
-def test_a_filter_that_cannot_be_meant_is_refused_with_field_and_remedy(fields: dict[str, Any], message: str) -> None:
+def test_an_invalid_filter_is_refused_with_field_and_remedy(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         DeadFilter(**fields)
 
@@ -510,7 +512,7 @@ def test_a_filter_is_frozen_and_compares_by_value() -> None:
         DeadFilter().queues = ("x",)  # type: ignore[misc]
 
 
-def test_each_has_a_twin_without_a_loop() -> None:
+def test_each_call_has_a_sync_variant() -> None:
     app = Tenure("memory://")
 
     @app.task(name="bad", retry=Retry(max_attempts=1))

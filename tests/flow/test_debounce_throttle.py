@@ -1,4 +1,4 @@
-"""Calls that come too often, as a user sees it: the last one counts, or no more than so many do."""
+"""Calls that come too often, as a user sees it: the last one counts, or a limited number of them."""
 
 import asyncio
 import pickle
@@ -20,7 +20,7 @@ from tenure import (
     UsageError,
 )
 from tenure.options import TaskSettings
-from tests.flow.conftest import FAST, Play, Stage
+from tests.flow.conftest import FAST, Harness, RunScenario
 
 
 def saving(app: Tenure, ran: list[tuple[str, int]], **options: Unpack[TaskSettings]) -> Any:
@@ -32,12 +32,12 @@ def saving(app: Tenure, ran: list[tuple[str, int]], **options: Unpack[TaskSettin
     return save
 
 
-def test_the_last_of_many_debounced_calls_runs_after_the_delay(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
+def test_the_last_of_many_debounced_calls_runs_after_the_delay(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
         ran: list[tuple[str, int]] = []
-        app = stage.app(timing=FAST)
+        app = harness.app(timing=FAST)
         save = saving(app, ran, debounce=Debounce("{doc}", delay="5s"))
-        await stage.start(app.worker())
+        await harness.start(app.worker())
         jobs: list[Any] = []
         for version in range(4):
             jobs.append(await save.enqueue("a", version))
@@ -48,33 +48,33 @@ def test_the_last_of_many_debounced_calls_runs_after_the_delay(play: Play) -> No
         assert [job.made for job in jobs] == ["created", *["replaced"] * 3]
         assert {job.id for job in jobs} == {jobs[0].id}
         assert results == [3] * 4
-        assert 11 <= stage.now < 12
+        assert 11 <= harness.now < 12
         assert await other.result() == 9
         assert ran == [("a", 3), ("b", 9)]
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 @pytest.mark.fault("W-T22")
-def test_a_steady_stream_of_calls_runs_after_max_wait(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
+def test_a_steady_stream_of_calls_runs_after_max_wait(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
         ran: list[tuple[str, int]] = []
-        app = stage.app(timing=FAST)
+        app = harness.app(timing=FAST)
         save = saving(app, ran, debounce=Debounce(delay="5s", max_wait="20s"))
-        await stage.start(app.worker())
+        await harness.start(app.worker())
         for version in range(39):
             await save.enqueue("a", version)
             await asyncio.sleep(1)
 
-        # Those made at 0 and at 20 s: the call that came just as the first was due began the second, due at 40 s.
+        # The jobs of 0 and 20 s: the call that came just as the first was due began the second, due at 40 s.
         assert [version for _, version in ran] in ([19], [20])
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_a_call_replaces_only_a_job_that_has_not_started(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app(timing=FAST)
+def test_a_call_replaces_only_a_job_that_has_not_started(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app(timing=FAST)
 
         @app.task(name="slow", debounce=Debounce(delay="1s"))
         async def slow(number: int) -> int:
@@ -82,19 +82,19 @@ def test_a_call_replaces_only_a_job_that_has_not_started(play: Play) -> None:
             return number
 
         first = await slow.enqueue(1)
-        await stage.start(app.worker())
+        await harness.start(app.worker())
         await asyncio.sleep(2)
         second, third = await slow.enqueue(2), await slow.enqueue(3)
 
         assert (second.made, third.made, third.id) == ("created", "replaced", second.id)
         assert (await first.result(), await second.result()) == (1, 3)
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_the_later_call_brings_all_its_options_along(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app()
+def test_the_later_call_replaces_all_options_too(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app()
         save = saving(app, [], debounce=Debounce(delay="5s"))
         job = await save.enqueue("a")
         await save.options(priority=7, tags=["late"]).enqueue("a", 1)
@@ -102,12 +102,12 @@ def test_the_later_call_brings_all_its_options_along(play: Play) -> None:
 
         assert (info.state, info.priority, info.tags) == (State.DELAYED, 7, ("late",))
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_keys_of_two_tasks_never_meet_however_they_are_called(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app()
+def test_keys_of_two_tasks_never_collide_however_they_are_called(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app()
         made: list[Any] = []
         for name, key in (("mail", "user:7"), ("mail:user", "7"), ("mail%3Auser", "7"), ("push", "user:7")):
 
@@ -118,12 +118,12 @@ def test_keys_of_two_tasks_never_meet_however_they_are_called(play: Play) -> Non
 
         assert [job.made for job in made] == ["created"] * 4
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_an_event_handler_gets_recorded_debounces_and_throttles(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app(timing=FAST)
+def test_an_event_handler_gets_recorded_debounces_and_throttles(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app(timing=FAST)
         save = saving(app, [], debounce=Debounce("{doc}", delay="5s"))
 
         @app.task(name="ring", throttle=Throttle(max=1, window="1m", on_limit="skip"))
@@ -134,7 +134,7 @@ def test_an_event_handler_gets_recorded_debounces_and_throttles(play: Play) -> N
         app.on(JobDebounced)(debounced.append)
         app.on(JobThrottled)(throttled.append)
         await app.queue("default").record(JobDebounced, JobThrottled)
-        await stage.start(app.worker())
+        await harness.start(app.worker())
         first = await save.enqueue("a")
         second = save.call("a", 1)
         await app.enqueue_many([second])
@@ -148,15 +148,15 @@ def test_an_event_handler_gets_recorded_debounces_and_throttles(play: Play) -> N
         ]
         assert [(event.key, round(event.retry_in)) for event in throttled] == [("ring:", 54)]
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_a_throttle_limits_jobs_per_window_and_raises_for_the_caller(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
+def test_a_throttle_limits_jobs_per_window_and_raises_for_the_caller(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
         ran: list[tuple[str, int]] = []
-        app = stage.app(timing=FAST)
+        app = harness.app(timing=FAST)
         save = saving(app, ran, throttle=Throttle("{doc}", max=2, window="1m"))
-        await stage.start(app.worker())
+        await harness.start(app.worker())
         first, _ = await save.enqueue("a", 1), await save.enqueue("a", 2)
         await first.result()
         await asyncio.sleep(20)
@@ -180,12 +180,12 @@ def test_a_throttle_limits_jobs_per_window_and_raises_for_the_caller(play: Play)
         assert (str(copied), copied.key, copied.retry_in) == (str(raised.value), "a", raised.value.retry_in)
         assert str(copied).endswith('or let it skip such calls with Throttle(on_limit="skip")')
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_the_handle_of_a_skipped_call_raises_throttled_error(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app()
+def test_the_handle_of_a_skipped_call_raises_throttled_error(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app()
         save = saving(app, [], throttle=Throttle(max=1, window="1m", on_limit="skip"))
         latest, skipped = await save.enqueue("a", 1), await save.enqueue("a", 2)
         with pytest.raises(ThrottledError):
@@ -201,12 +201,12 @@ def test_the_handle_of_a_skipped_call_raises_throttled_error(play: Play) -> None
         )
         assert "on_limit" not in str(skipped.refusal)
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_the_handle_of_a_deleted_job_ignores_a_later_throttled_call(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app()
+def test_the_handle_of_a_deleted_job_ignores_a_later_throttled_call(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app()
         save = saving(app, [], throttle=Throttle(max=1, window="1h", on_limit="skip"))
         await app.queue("default").record(JobThrottled)
         call = save.call("a", 1)
@@ -218,12 +218,12 @@ def test_the_handle_of_a_deleted_job_ignores_a_later_throttled_call(play: Play) 
         with pytest.raises(JobNotFoundError):
             await job.result()
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_a_throttled_handle_cannot_change_the_job_of_another_caller(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app(timing=FAST)
+def test_a_throttled_handle_cannot_change_the_job_of_another_caller(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app(timing=FAST)
         save = saving(app, [], throttle=Throttle(max=1, window="1h", on_limit="skip"))
         latest, skipped = await save.enqueue("a", 1), await save.enqueue("a", 2)
         for item in (
@@ -234,18 +234,18 @@ def test_a_throttled_handle_cannot_change_the_job_of_another_caller(play: Play) 
                 await item()
             assert raised.value is skipped.refusal
         before = await latest.state()
-        await stage.start(app.worker())
+        await harness.start(app.worker())
 
         assert before is State.WAITING
         assert await latest.result() == 1
         assert await app.job(skipped.id, save).state() is State.COMPLETED
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_enqueue_many_reports_each_throttled_call_and_does_not_raise(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app()
+def test_enqueue_many_reports_each_throttled_call_and_does_not_raise(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app()
         save = saving(app, [], throttle=Throttle(max=2, window="1m"), throw_on_duplicate=True)
         jobs = await app.enqueue_many(save.call("a", version) for version in range(4))
 
@@ -253,32 +253,32 @@ def test_enqueue_many_reports_each_throttled_call_and_does_not_raise(play: Play)
         with pytest.raises(ThrottledError):
             await jobs[3].result()
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_a_duplicate_uses_up_nothing_of_a_throttle(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        save = saving(stage.app(), [], unique=Unique("{doc}"), throttle=Throttle(max=2, window="1m", on_limit="skip"))
+def test_a_duplicate_does_not_count_for_a_throttle(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        save = saving(harness.app(), [], unique=Unique("{doc}"), throttle=Throttle(max=2, window="1m", on_limit="skip"))
         jobs = [await save.enqueue(doc) for doc in "aaabc"]
 
         assert [job.made for job in jobs] == ["created", "duplicate", "duplicate", "created", "throttled"]
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def _nobody(doc: str, version: int = 0) -> None: ...
+def _no_key(doc: str, version: int = 0) -> None: ...
 
 
-def test_a_call_without_a_key_goes_its_own_way(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        free = saving(stage.app(), [], throttle=Throttle(_nobody, max=1, window="1m"))
-        quick = saving(stage.app(), [], debounce=Debounce(_nobody, delay="1h"))
+def test_a_call_without_a_key_is_not_limited(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        free = saving(harness.app(), [], throttle=Throttle(_no_key, max=1, window="1m"))
+        quick = saving(harness.app(), [], debounce=Debounce(_no_key, delay="1h"))
         jobs = [await task.enqueue("a") for task in (free, free, quick, quick)]
 
         assert [job.made for job in jobs] == ["created"] * 4
         assert [await job.state() for job in jobs] == [State.WAITING] * 4
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 @pytest.mark.parametrize(
@@ -354,6 +354,6 @@ def test_a_task_can_switch_off_options_of_the_app() -> None:
         (lambda: Debounce("", delay="5s"), "debounce = ''"),
     ],
 )
-def test_a_policy_that_cannot_be_is_refused_when_it_is_made(make: Any, message: str) -> None:
+def test_an_invalid_policy_is_refused_when_it_is_created(make: Any, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         make()

@@ -1,4 +1,4 @@
-"""Declared tasks: typed like any, enqueued here and run elsewhere; and one declaration for both sides."""
+"""Declared tasks: typed like any task, enqueued here and run elsewhere; one declaration for both sides."""
 
 import asyncio
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from tenure import (
     UnknownTaskError,
     UsageError,
 )
-from tests.flow.conftest import Play, Stage
+from tests.flow.conftest import Harness, RunScenario
 from tests.records import record_of
 
 
@@ -38,9 +38,9 @@ def mail() -> tuple[Router, DeclaredTask[..., Receipt]]:
     return router, send
 
 
-def test_a_declared_task_runs_in_the_app_that_implements_it(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        producer, worker = stage.app(), stage.app()
+def test_a_declared_task_runs_in_the_app_that_implements_it(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        producer, worker = harness.app(), harness.app()
         shared, send = mail()
         producer.include(shared)
         shared, declared = mail()
@@ -50,7 +50,7 @@ def test_a_declared_task_runs_in_the_app_that_implements_it(play: Play) -> None:
         async def deliver(to: str, copies: int = 1) -> Receipt:
             return Receipt(copies)
 
-        await stage.start(worker.worker(), "worker")
+        await harness.start(worker.worker(), "worker")
         job = await send.enqueue("a@b.example", 3)
         record = await record_of(job)
 
@@ -61,15 +61,15 @@ def test_a_declared_task_runs_in_the_app_that_implements_it(play: Play) -> None:
             *(300_000_000, 2),
         )
         assert producer.job(job.id, send).queue == "mail"
-        # Whoever implements it may enqueue it too, by either.
+        # The app that implements the task may enqueue it too, by either name.
         for task in (declared, deliver):
             assert await (await task.enqueue("x")).result() == Receipt(1)
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 def index() -> tuple[Router, DeclaredCollectTask[Receipt, int]]:
-    """Return what producer and worker share of a task that collects, for one app."""
+    """Return the shared declaration of a task that collects, for one app."""
     router = Router()
 
     @router.declare(collect=Collect("{item.number}", delay="1s"), name="index", queue="docs")
@@ -78,22 +78,22 @@ def index() -> tuple[Router, DeclaredCollectTask[Receipt, int]]:
     return router, index
 
 
-def test_a_declared_collecting_task_sends_batches_to_the_other_app(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        producer, worker = stage.app(), stage.app()
+def test_a_declared_collecting_task_sends_batches_to_the_other_app(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        producer, worker = harness.app(), harness.app()
         shared, declared = index()
         producer.include(shared)
-        shared, told = index()
+        shared, declared_index = index()
         worker.include(shared)
 
-        @worker.implement(told)
+        @worker.implement(declared_index)
         async def store(docs: list[Receipt], hurry: int = Inject(_haste)) -> int:
             return len(docs)
 
         first, second = await declared.enqueue(Receipt(1)), await declared.enqueue(Receipt(1))
         other = await declared.enqueue(Receipt(2))
         batch = await declared.gathered("1")
-        await stage.start(worker.worker())
+        await harness.start(worker.worker())
 
         assert (first.made, second.made, other.made) == ("created", "gathered", "created")
         assert batch is not None
@@ -103,11 +103,11 @@ def test_a_declared_collecting_task_sends_batches_to_the_other_app(play: Play) -
         with pytest.raises(UsageError, match="only declared here"):
             declared(Receipt(1))
         with pytest.raises(UsageError, match="only declared here; register its hook"):
-            declared.on_cancel(_untold)
+            declared.on_cancel(_no_cancel)
         with pytest.raises(UsageError, match="argument 'docs"):
             await declared.enqueue(cast(Any, "no receipt"))
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 def test_a_declared_task_that_collects_needs_a_handler_of_a_list() -> None:
@@ -126,7 +126,7 @@ def test_a_declared_task_that_collects_needs_a_handler_of_a_list() -> None:
         app.declare(name="other", collect=cast(Any, "1s"))
 
 
-def _untold(docs: list[Receipt]) -> None: ...
+def _no_cancel(docs: list[Receipt]) -> None: ...
 
 
 async def _haste() -> int:
@@ -137,40 +137,40 @@ async def _takes_texts(docs: list[str]) -> int:
     return len(docs)
 
 
-def test_a_worker_leaves_a_task_that_it_only_declares_to_others(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        producer, worker = stage.app(), stage.app()
+def test_a_worker_leaves_a_task_that_it_only_declares_to_others(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        producer, worker = harness.app(), harness.app()
         shared, send = mail()
         producer.include(shared)
 
         @producer.task(name="own")
         async def own() -> None: ...
 
-        await stage.start(producer.worker(), "by default")
+        await harness.start(producer.worker(), "by default")
         job = await send.enqueue("a@b.example")
         await asyncio.sleep(30)
         assert await job.state() is State.WAITING
 
-        await stage.start(producer.worker(queues=["mail"]), "told to serve its queue")
+        await harness.start(producer.worker(queues=["mail"]), "with queues")
         await asyncio.sleep(35)
         record = await record_of(job)
         assert (record.state, record.failures, record.stalls, record.releases) == (State.WAITING, 0, 0, 1)
-        assert {event.reason for event in await stage.events_of(JobReleased)} == {"unknown_task"}
+        assert {event.reason for event in await harness.events_of(JobReleased)} == {"unknown_task"}
 
         shared, declared = mail()
         worker.include(shared)
         worker.implement(declared)(receipt)
-        await stage.start(worker.worker(), "worker")
+        await harness.start(worker.worker(), "worker")
         assert await job.result() == Receipt(1)
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 async def receipt(to: str, copies: int = 1) -> Receipt:
     return Receipt(copies)
 
 
-def test_arguments_of_a_declared_task_are_checked_where_it_is_enqueued() -> None:
+def test_arguments_of_a_declared_task_are_checked_when_it_is_enqueued() -> None:
     shared, send = mail()
     Tenure("memory://").include(shared)
     loose: Any = send
@@ -181,7 +181,7 @@ def test_arguments_of_a_declared_task_are_checked_where_it_is_enqueued() -> None
         loose.call("a@b.example", "many")
 
 
-def test_a_declared_task_says_that_it_cannot_be_called() -> None:
+def test_calling_a_declared_task_raises_an_error_that_says_why_not() -> None:
     shared, send = mail()
     app = Tenure("memory://")
     app.include(shared)
@@ -197,15 +197,15 @@ def test_a_declared_task_says_that_it_cannot_be_called() -> None:
         app.find_task("mail.fetch")
 
 
-def test_an_app_that_only_declares_serves_the_default_queue(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app()
+def test_an_app_that_only_declares_serves_the_default_queue(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app()
         app.declare(name="send", queue="mail")(receipt)
-        await stage.start(app.worker())
+        await harness.start(app.worker())
 
-        assert [worker.queues for worker in (await stage.storage.survey()).workers] == [("default",)]
+        assert [worker.queues for worker in (await harness.storage.survey()).workers] == [("default",)]
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 def test_the_app_that_declares_a_task_may_implement_it() -> None:
@@ -268,7 +268,7 @@ def test_an_implementation_may_add_optional_parameters() -> None:
 
 
 def of(function: Any) -> Any:
-    """Return what implements that declaration, in an app of its own."""
+    """Return what implements that declaration, in a separate app."""
     app = Tenure("memory://")
 
     @app.declare(name="send")
@@ -323,7 +323,7 @@ def loose(to: Any, *copies: Any, subject: Any = None) -> Any:
         (5, "cannot be called"),
     ],
 )
-def test_an_implementation_that_breaks_its_declaration_is_refused(function: Any, message: str) -> None:
+def test_an_implementation_that_contradicts_its_declaration_is_refused(function: Any, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         of(function)
 
@@ -349,7 +349,7 @@ def test_a_name_is_declared_defined_and_implemented_once() -> None:
     assert app.tasks["send"] is made
 
 
-def test_a_declaration_is_implemented_in_the_app_that_has_it() -> None:
+def test_a_declaration_is_implemented_in_the_app_that_holds_it() -> None:
     app, other_app = Tenure("memory://"), Tenure("memory://")
     send = app.declare(name="send")(receipt)
     _, unincluded = mail()

@@ -43,7 +43,7 @@ def test_a_method_is_refused_with_the_remedy(owner: Tenure | Router, function: A
         assert "Mailer." in str(raised.value)
 
 
-def test_a_method_in_a_class_body_is_refused_as_the_class_is_made() -> None:
+def test_a_method_in_a_class_body_is_refused_as_the_class_is_created() -> None:
     app = Tenure("memory://")
     with pytest.raises(UsageError, match="is a method"):
 
@@ -59,7 +59,7 @@ def test_a_method_in_a_class_body_is_refused_as_the_class_is_made() -> None:
     [Mailer().send, Mailer.make, Mailer.plain, Mailer.__dict__["plain"], Mailer(), functools.partial(Mailer().send)],
     ids=["bound method", "bound classmethod", "staticmethod", "raw staticmethod", "object", "partial"],
 )
-async def test_what_a_module_makes_as_it_is_imported_can_be_a_task(function: Callable[..., Any]) -> None:
+async def test_what_a_module_creates_during_its_import_can_be_a_task(function: Callable[..., Any]) -> None:
     app = Tenure("memory://")
     task = app.task(function)
     async with app, app.worker():

@@ -1,4 +1,4 @@
-"""The diagnosis: what is found in a survey and in records, and what is not."""
+"""The diagnosis: what it finds in a survey and in records, and what it does not."""
 
 from typing import Any
 
@@ -33,7 +33,7 @@ def job(id_: str = "a", state: State = State.ACTIVE, **fields: Any) -> JobRecord
 
 
 def found(survey: Survey = WELL, **evidence: Any) -> list[Finding]:
-    """Return what is not well; each of it has a remedy."""
+    """Return the findings that report a problem; each has a remedy."""
     host: dict[str, Any] = {"asked_at": NOW, "answered_at": NOW}
     findings = [
         finding
@@ -93,7 +93,7 @@ def test_missing_sweeps_are_a_warning_while_no_job_is_active() -> None:
 
 
 def test_a_job_long_past_its_lease_is_an_error_with_any_reaper() -> None:
-    # The recovery bound is 27 s; half the lease of 20 s more, for a grace after a pause.
+    # The recovery bound is 27 s; half the lease of 20 s is added, for a grace after a pause.
     late, suspect = job("late", lease_until=NOW - 38 * SECOND), job("suspect", lease_until=NOW - 36 * SECOND)
     finding = one(active=(late, suspect, job("well", lease_until=NOW + 5 * SECOND)))
 
@@ -168,7 +168,7 @@ def test_a_job_parked_under_a_free_key_is_an_error() -> None:
         {"complete": False},
         {"pending": (parked("a", parked_under="rate:queue"),)},
     ],
-    ids=["held", "somebody is next in line", "not all was seen", "a rate lets it in"],
+    ids=["held", "another job is next in line", "not all was seen", "a rate lets it in"],
 )
 def test_a_job_parked_under_a_held_key_is_not_a_finding(evidence: dict[str, Any]) -> None:
     fields: dict[str, Any] = {"pending": (parked("a"),)} | evidence

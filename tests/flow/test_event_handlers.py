@@ -1,4 +1,4 @@
-"""Who hears of what: once per app, from the log, whichever process caused it; or in every process."""
+"""Which process handles an event: one per app, from the log, no matter which process caused it; or every process."""
 
 import asyncio
 import functools
@@ -30,12 +30,12 @@ from tenure.core.job import Ref
 from tenure.storage.memory.storage import MemoryStorage
 from tenure.storage.protocol import EventPage, EventReader
 from tenure_testing.simulation.event_loop import SimClock, SimLoop, simulate
-from tests.flow.conftest import FAST, Play, Stage
+from tests.flow.conftest import FAST, Harness, RunScenario
 
 
-def listening(stage: Stage, heard: list[tuple[str, Any]], name: str, **options: Any) -> Tenure:
-    """Return an app, as one process has it, whose handler notes which process heard what."""
-    app = stage.app(timing=FAST, **options)
+def listening(harness: Harness, heard: list[tuple[str, Any]], name: str, **options: Any) -> Tenure:
+    """Return an app, as one process would create it, whose handler notes which process got what."""
+    app = harness.app(timing=FAST, **options)
 
     @app.task(name="quick")
     async def quick(number: int) -> int:
@@ -53,12 +53,12 @@ def listening(stage: Stage, heard: list[tuple[str, Any]], name: str, **options: 
 
 
 @pytest.mark.fault("W-P6")
-def test_an_event_is_handled_once_per_app_in_one_of_its_workers(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
+def test_an_event_is_handled_once_per_app_in_one_of_its_workers(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
         heard: list[tuple[str, Any]] = []
-        apps = [listening(stage, heard, f"worker-{number}") for number in range(3)]
+        apps = [listening(harness, heard, f"worker-{number}") for number in range(3)]
         for number, app in enumerate(apps):
-            await stage.start(app.worker(), f"worker-{number}")
+            await harness.start(app.worker(), f"worker-{number}")
         await asyncio.sleep(1)
         jobs = [await apps[0].tasks["quick"].enqueue(number) for number in range(40)]
         for job in jobs:
@@ -68,19 +68,19 @@ def test_an_event_is_handled_once_per_app_in_one_of_its_workers(play: Play) -> N
         completed = [event.id for _, event in heard if isinstance(event, JobCompleted)]
         assert Counter(completed) == Counter(job.id for job in jobs)
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_with_scope_every_each_process_handles_an_event_once(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
+def test_with_scope_every_each_process_handles_an_event_once(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
         heard: list[tuple[int, str]] = []
         apps: list[Tenure] = []
         for number in range(2):
-            app = stage.app()
+            app = harness.app()
             app.task(name="quick")(quick)
             app.on(JobCompleted, scope="every")(lambda event, number=number: heard.append((number, event.id)))  # type: ignore[misc]
             apps.append(app)
-            await stage.start(app.worker(), f"worker-{number}")
+            await harness.start(app.worker(), f"worker-{number}")
         await asyncio.sleep(1)
         job = await apps[0].tasks["quick"].enqueue(1)
         await job.result()
@@ -88,7 +88,7 @@ def test_with_scope_every_each_process_handles_an_event_once(play: Play) -> None
 
         assert sorted(heard) == [(0, job.id), (1, job.id)]
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 async def quick(number: int) -> int:
@@ -96,99 +96,101 @@ async def quick(number: int) -> int:
 
 
 @pytest.mark.statement(93, 115)
-def test_a_recovery_by_a_reaper_reaches_handlers_in_a_worker(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
+def test_a_recovery_by_a_reaper_reaches_handlers_in_a_worker(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
         heard: list[tuple[str, Any]] = []
-        app = listening(stage, heard, "worker")
-        victim = await stage.start(app.worker(reaper=False), "victim")
+        app = listening(harness, heard, "worker")
+        victim = await harness.start(app.worker(reaper=False), "victim")
         job = await app.tasks["sleep"].enqueue()
         await asyncio.sleep(0.5)
-        stage.loop.kill(victim)
-        await stage.start(Reaper(stage.app(timing=FAST)), "reaper")
+        harness.loop.kill(victim)
+        await harness.start(Reaper(harness.app(timing=FAST)), "reaper")
         await asyncio.sleep(5)
         assert [event for _, event in heard if isinstance(event, JobStalled)] == []
-        await stage.start(app.worker(queues=["elsewhere"], reaper=False), "worker")
+        await harness.start(app.worker(queues=["elsewhere"], reaper=False), "worker")
         await asyncio.sleep(10)
 
         stalled = [event for _, event in heard if isinstance(event, JobStalled)]
         assert [(event.id, event.count, event.action) for event in stalled] == [(job.id, 1, "recovered")]
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-async def left_by_a_dead_worker(stage: Stage, app: Tenure) -> tuple[str, str]:
-    """Let a worker die over a job; return the job's id and the worker's owner id."""
+async def left_by_a_dead_worker(harness: Harness, app: Tenure) -> tuple[str, str]:
+    """Kill a worker while it runs a job; return the job's id and the worker's owner id."""
     worker = app.worker(reaper=False)
-    victim = await stage.start(worker, "victim")
+    victim = await harness.start(worker, "victim")
     job = await app.tasks["sleep"].enqueue()
     await asyncio.sleep(0.5)
-    stage.loop.kill(victim)
+    harness.loop.kill(victim)
     return job.id, worker.owner.id
 
 
 @pytest.mark.parametrize("scope", ["once", "every"])
-def test_a_handler_of_a_reaper_gets_stalls_if_only_reapers_run(play: Play, scope: str) -> None:
-    async def scenario(stage: Stage) -> None:
+def test_a_handler_of_a_reaper_gets_stalls_if_only_reapers_run(run_scenario: RunScenario, scope: str) -> None:
+    async def scenario(harness: Harness) -> None:
         heard: list[JobStalled] = []
-        job, owner = await left_by_a_dead_worker(stage, listening(stage, [], "victim"))
-        reapers = [Reaper(stage.app(timing=FAST)) for _ in range(2)]
+        job, owner = await left_by_a_dead_worker(harness, listening(harness, [], "victim"))
+        reapers = [Reaper(harness.app(timing=FAST)) for _ in range(2)]
         for number, reaper in enumerate(reapers):
             reaper.on(JobStalled, scope=scope)(heard.append)
-            await stage.start(reaper, f"reaper-{number}")
+            await harness.start(reaper, f"reaper-{number}")
         await asyncio.sleep(10)
 
-        told = [(event.id, event.owner, event.reason, event.action) for event in heard]
-        assert told == [(job, owner, "lease_expired", "recovered")] * (1 if scope == "once" else 2)
+        handled = [(event.id, event.owner, event.reason, event.action) for event in heard]
+        assert handled == [(job, owner, "lease_expired", "recovered")] * (1 if scope == "once" else 2)
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_event_handlers_run_in_a_process_that_runs_only_a_reaper(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
+def test_event_handlers_run_in_a_process_that_runs_only_a_reaper(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
         heard: list[tuple[str, Any]] = []
-        job, owner = await left_by_a_dead_worker(stage, listening(stage, [], "victim"))
-        app = listening(stage, heard, "reaper")
+        job, owner = await left_by_a_dead_worker(harness, listening(harness, [], "victim"))
+        app = listening(harness, heard, "reaper")
         app.on(JobStalled, scope="every")(lambda event: heard.append(("every", event)))
         app.tasks["sleep"].on(JobStalled)(lambda event: heard.append(("task", event)))
         reaper = Reaper(app)
-        node = await stage.start(reaper, "reaper")
+        node = await harness.start(reaper, "reaper")
         await asyncio.sleep(10)
-        await stage.stop(node, reaper)
+        await harness.stop(node, reaper)
 
         stalled = [(name, e.id, e.owner, e.reason) for name, e in heard if isinstance(e, JobStalled)]
         assert sorted(stalled) == [(name, job, owner, "lease_expired") for name in ("every", "reaper", "task")]
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_a_coroutine_handler_gets_its_reapers_leadership_once(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
+def test_a_coroutine_handler_gets_its_reapers_leadership_once(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
         heard: list[str] = []
-        reapers = [Reaper(stage.app(timing=FAST)) for _ in range(2)]
+        reapers = [Reaper(harness.app(timing=FAST)) for _ in range(2)]
         for number, reaper in enumerate(reapers):
 
             @reaper.on(LeadershipAcquired)
             async def leads(event: LeadershipAcquired) -> None:
                 heard.append(event.owner)
 
-            await stage.start(reaper, f"reaper-{number}")
+            await harness.start(reaper, f"reaper-{number}")
         await asyncio.sleep(10)
 
         assert heard == [reapers[0].id]
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 @pytest.mark.parametrize("scope", ["once", "every"])
 @pytest.mark.parametrize("others", [False, True])
-def test_a_handler_registered_while_a_worker_runs_gets_later_events(play: Play, scope: str, *, others: bool) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app()
+def test_a_handler_registered_while_a_worker_runs_gets_later_events(
+    run_scenario: RunScenario, scope: str, *, others: bool
+) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app()
         task = app.task(name="quick")(quick)
         before: list[str] = []
         if others:
             app.on(JobCompleted, scope=scope)(lambda event: before.append(event.id))
-        await stage.start(app.worker())
+        await harness.start(app.worker())
         early = await task.enqueue(1)
         await early.result()
         await asyncio.sleep(5)
@@ -201,11 +203,11 @@ def test_a_handler_registered_while_a_worker_runs_gets_later_events(play: Play, 
         assert heard == [late.id]
         assert before == ([early.id, late.id] if others else [])
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 class Slow(MemoryStorage):
-    """Memory whose log is read some time after it was asked for, as over a slow network."""
+    """Memory whose log answers late, as over a slow network."""
 
     lag = 0.0
 
@@ -223,10 +225,10 @@ def test_a_late_handler_gets_events_recorded_after_its_registration(scope: str, 
     async def main(loop: SimLoop) -> None:
         clock = SimClock(loop)
         storage = Slow(clock=clock)
-        stage = Stage(loop, clock, storage)
-        app = stage.app()
+        harness = Harness(loop, clock, storage)
+        app = harness.app()
         task = app.task(name="quick")(quick)
-        await stage.start(app.worker())
+        await harness.start(app.worker())
         await (await task.enqueue(1)).result()
         await asyncio.sleep(5)
         heard: list[str] = []
@@ -247,17 +249,17 @@ def test_a_late_handler_gets_events_recorded_after_its_registration(scope: str, 
     simulate(main)
 
 
-def test_a_late_handler_moves_no_place_that_another_process_keeps(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
+def test_a_late_handler_moves_no_cursor_that_another_process_keeps(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
         heard: list[tuple[str, Any]] = []
-        first = listening(stage, heard, "first")
+        first = listening(harness, heard, "first")
         worker = first.worker(reaper=False)
-        node = await stage.start(worker, "first")
-        await stage.stop(node, worker)
+        node = await harness.start(worker, "first")
+        await harness.stop(node, worker)
         heard.clear()
-        later = stage.app(timing=FAST)
+        later = harness.app(timing=FAST)
         task = later.task(name="quick")(quick)
-        await stage.start(later.worker(), "later")
+        await harness.start(later.worker(), "later")
         missed = await task.enqueue(1)
         await missed.result()
         await asyncio.sleep(5)
@@ -266,23 +268,25 @@ def test_a_late_handler_moves_no_place_that_another_process_keeps(play: Play) ->
 
         assert [(name, event.id) for name, event in heard] == [("later", missed.id)]
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_a_late_handler_of_an_unrecorded_event_logs_a_warning(play: Play, caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app()
+def test_a_late_handler_of_an_unrecorded_event_logs_a_warning(
+    run_scenario: RunScenario, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app()
         app.task(name="quick")(quick)
-        await stage.start(app.worker())
+        await harness.start(app.worker())
         app.on(JobStarted)(print)
         await asyncio.sleep(5)
 
-    play(scenario)
+    run_scenario(scenario)
     assert [record.getMessage() for record in caplog.records if "of started receive" in record.getMessage()]
 
 
 class Reversing:
-    """A codec of one's own: JSON, back to front."""
+    """A custom codec: JSON in reverse order."""
 
     def encode(self, value: Any, /) -> bytes:
         return JsonCodec().encode(value)[::-1]
@@ -315,12 +319,12 @@ async def test_a_reaper_of_a_url_uses_its_own_codec_and_logger(
     assert [record.name for record in caplog.records if "failed" in record.getMessage()] == ["mine"]
 
 
-def test_a_process_that_dies_in_a_handler_leaves_the_event_to_another(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
+def test_a_process_that_dies_in_a_handler_leaves_the_event_to_another(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
         heard: list[str] = []
 
         def process(name: str) -> Tenure:
-            app = stage.app()
+            app = harness.app()
             app.task(name="quick")(quick)
 
             @app.on(JobCompleted)
@@ -332,23 +336,25 @@ def test_a_process_that_dies_in_a_handler_leaves_the_event_to_another(play: Play
             return app
 
         first = process("first")
-        node = await stage.start(first.worker(), "first")
+        node = await harness.start(first.worker(), "first")
         await asyncio.sleep(1)
         await (await first.tasks["quick"].enqueue(1)).result()
         await asyncio.sleep(1)
         assert heard == ["first"]
-        stage.loop.kill(node)
-        await stage.start(process("second").worker(queues=["elsewhere"]), "second")
+        harness.loop.kill(node)
+        await harness.start(process("second").worker(queues=["elsewhere"]), "second")
         await asyncio.sleep(20)
 
         assert heard == ["first", "second", "second done"]
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_a_failing_event_handler_does_not_affect_others(play: Play, caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app()
+def test_a_failing_event_handler_does_not_affect_others(
+    run_scenario: RunScenario, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app()
         app.task(name="quick")(quick)
         heard: list[str] = []
 
@@ -357,37 +363,37 @@ def test_a_failing_event_handler_does_not_affect_others(play: Play, caplog: pyte
             raise ValueError("broken handler")
 
         app.on(JobCompleted)(lambda event: heard.append(event.id))
-        await stage.start(app.worker())
+        await harness.start(app.worker())
         jobs = [await app.tasks["quick"].enqueue(number) for number in range(3)]
 
         assert [await job.result() for job in jobs] == [0, 1, 2]
         await asyncio.sleep(5)
         assert heard == [job.id for job in jobs]
 
-    play(scenario)
+    run_scenario(scenario)
     assert "broken handler" in caplog.text
 
 
-def test_handlers_of_a_task_get_events_of_its_jobs_only(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app()
+def test_handlers_of_a_task_get_events_of_its_jobs_only(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app()
         heard: list[str] = []
         one = app.task(name="one")(quick)
         other = app.task(name="other")(quick)
         one.on(JobCompleted)(lambda event: heard.append(event.task))
-        await stage.start(app.worker())
+        await harness.start(app.worker())
         await (await one.enqueue(1)).result()
         await (await other.enqueue(1)).result()
         await asyncio.sleep(5)
 
         assert heard == ["one"]
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_the_order_of_a_jobs_events_is_the_order_of_its_life(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app()
+def test_the_events_of_a_job_arrive_in_the_order_they_happened(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app()
         heard: list[Event] = []
 
         @app.task(retry=Retry(max_attempts=2, base="1s"))
@@ -395,7 +401,7 @@ def test_the_order_of_a_jobs_events_is_the_order_of_its_life(play: Play) -> None
             raise ValueError
 
         app.on(Event)(heard.append)
-        await stage.start(app.worker())
+        await harness.start(app.worker())
         job = await fail.enqueue()
         await asyncio.sleep(10)
 
@@ -405,7 +411,7 @@ def test_the_order_of_a_jobs_events_is_the_order_of_its_life(play: Play) -> None
         assert cursors == sorted(set(cursors))
         assert all(event.id == job.id for event in heard if isinstance(event, JobEvent))
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 def test_only_event_classes_can_be_subscribed_to() -> None:
@@ -416,10 +422,10 @@ def test_only_event_classes_can_be_subscribed_to() -> None:
         app.on(JobCompleted, scope="all")(print)
 
 
-def test_a_removed_handler_is_called_no_more(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
+def test_a_removed_handler_is_called_no_more(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
         heard: list[str] = []
-        app = stage.app()
+        app = harness.app()
         app.task(name="quick")(quick)
 
         @app.on(JobCompleted)
@@ -438,7 +444,7 @@ def test_a_removed_handler_is_called_no_more(play: Play) -> None:
         def always(event: JobCompleted) -> None:
             heard.append("always")
 
-        await stage.start(app.worker(), "worker")
+        await harness.start(app.worker(), "worker")
         for number in range(2):
             await (await app.tasks["quick"].enqueue(number)).result()
             await asyncio.sleep(2)
@@ -453,13 +459,13 @@ def test_a_removed_handler_is_called_no_more(play: Play) -> None:
 
         assert heard == ["once", "always", "always", "once"]
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_a_handler_is_removed_for_one_kind_of_event(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
+def test_a_handler_is_removed_for_one_kind_of_event(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
         heard: list[str] = []
-        app = stage.app()
+        app = harness.app()
         task = app.task(name="quick")(quick)
 
         async def note(event: Event) -> None:
@@ -476,10 +482,10 @@ def test_a_handler_is_removed_for_one_kind_of_event(play: Play) -> None:
         assert reaper.off(note)
         assert not reaper.off(note)
 
-        await stage.start(app.worker(), "worker")
+        await harness.start(app.worker(), "worker")
         await (await app.tasks["quick"].enqueue(1)).result()
         await asyncio.sleep(2)
 
         assert heard == ["WorkerStarted"]
 
-    play(scenario)
+    run_scenario(scenario)

@@ -1,4 +1,4 @@
-"""Where the event bus goes on reading after the storage lost its log, or the end of it."""
+"""Where the event bus continues to read after the storage lost its log, or the end of it."""
 
 import asyncio
 import contextlib
@@ -154,7 +154,7 @@ async def test_a_new_log_that_is_read_already_is_not_read_twice() -> None:
         assert await take(heard, 1) == ["14"]
 
 
-async def test_a_new_log_that_has_grown_past_the_place_is_read_from_its_start() -> None:
+async def test_a_new_log_longer_than_the_cursor_is_read_from_its_start() -> None:
     storage = LosingStorage()
     async with following(storage) as (bus, heard):
         await record(storage, 1, 2)

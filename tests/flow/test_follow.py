@@ -1,4 +1,4 @@
-"""The log, followed: in order, from a cursor on, through outages, past what cannot be read."""
+"""Following the log: in order, from a cursor on, through outages, past unreadable events."""
 
 import asyncio
 import contextlib
@@ -20,14 +20,14 @@ from tenure.storage.notifications import Listener
 from tenure.storage.protocol import EVENTS_END, EventPage, EventReader, SweepRequest
 from tenure.storage.sqlite.storage import SQLiteStorage
 from tenure_testing.simulation.event_loop import SimClock, SimLoop, simulate
-from tests.flow.conftest import Play, Stage
+from tests.flow.conftest import Harness, RunScenario
 
 AT_ONCE = 0.05
 
 
-def working(stage: Stage) -> tuple[Tenure, Any]:
+def working(harness: Harness) -> tuple[Tenure, Any]:
     """Return an app with a task."""
-    app = stage.app()
+    app = harness.app()
 
     @app.task(name="quick")
     async def quick(number: int) -> int:
@@ -42,21 +42,21 @@ async def some(events: AsyncGenerator[AnyEvent], count: int, *, within: float = 
         return [await anext(events) for _ in range(count)]
 
 
-async def many(stage: Stage, task: Any, count: int) -> list[str]:
-    """Let so many jobs be done, and return their ids."""
+async def many(harness: Harness, task: Any, count: int) -> list[str]:
+    """Complete this many jobs, and return their ids."""
     jobs = [await task.enqueue(number) for number in range(count)]
     for job in jobs:
         await job.result()
     return [job.id for job in jobs]
 
 
-def test_past_events_come_first_and_new_ones_as_they_happen(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app, quick = working(stage)
-        await stage.start(app.worker(reaper=False))
-        done = await many(stage, quick, 250)
+def test_past_events_come_first_and_new_ones_as_they_happen(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app, quick = working(harness)
+        await harness.start(app.worker(reaper=False))
+        done = await many(harness, quick, 250)
         late: list[float] = []
-        async with contextlib.aclosing(follow(stage.storage, "0")) as events:
+        async with contextlib.aclosing(follow(harness.storage, "0")) as events:
             seen_events: list[AnyEvent] = []
             while sum(isinstance(event, JobCompleted) for event in seen_events) < 250:
                 seen_events += await some(events, 1)
@@ -66,80 +66,80 @@ def test_past_events_come_first_and_new_ones_as_they_happen(play: Play) -> None:
                 await asyncio.sleep(0.3)
                 job = await quick.enqueue(number)
                 await job.result()
-                began = stage.now
+                began = harness.now
                 seen_events += await coming
-                late.append(stage.now - began)
+                late.append(harness.now - began)
                 done.append(job.id)
 
         assert [event.id for event in seen_events if isinstance(event, JobCompleted)] == done
-        assert [event.cursor for event in seen_events] == [event.cursor for event in await stage.events_of()]
+        assert [event.cursor for event in seen_events] == [event.cursor for event in await harness.events_of()]
         assert max(late) < AT_ONCE
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_it_goes_on_behind_the_event_that_was_seen_last(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app, quick = working(stage)
-        await stage.start(app.worker(reaper=False))
-        done = await many(stage, quick, 20)
+def test_a_follower_continues_after_the_event_that_was_seen_last(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app, quick = working(harness)
+        await harness.start(app.worker(reaper=False))
+        done = await many(harness, quick, 20)
         seen: list[AnyEvent] = []
         while sum(isinstance(event, JobCompleted) for event in seen) < 20:
             cursor = seen[-1].cursor if seen else None
-            async with contextlib.aclosing(follow(stage.storage, cursor)) as events:
+            async with contextlib.aclosing(follow(harness.storage, cursor)) as events:
                 seen += await some(events, 3)
 
         assert [event.id for event in seen if isinstance(event, JobCompleted)] == done
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_following_from_the_end_yields_only_new_events(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app, quick = working(stage)
-        await stage.start(app.worker(reaper=False))
-        await many(stage, quick, 3)
-        async with contextlib.aclosing(follow(stage.storage, EVENTS_END)) as events:
+def test_following_from_the_end_yields_only_new_events(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app, quick = working(harness)
+        await harness.start(app.worker(reaper=False))
+        await many(harness, quick, 3)
+        async with contextlib.aclosing(follow(harness.storage, EVENTS_END)) as events:
             coming = asyncio.create_task(some(events, 2))
             await asyncio.sleep(0.3)
-            new = await many(stage, quick, 2)
+            new = await many(harness, quick, 2)
             seen_events = await coming
 
         assert [event.id for event in seen_events if isinstance(event, JobEvent)] == new
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_one_job_can_be_followed_through_its_life(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app, quick = working(stage)
+def test_one_job_can_be_followed_through_its_life(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app, quick = working(harness)
 
         @app.task(retry=Retry(max_attempts=2, base="2s"))
         async def fails() -> None:
             raise ValueError
 
-        await stage.start(app.worker(reaper=False))
+        await harness.start(app.worker(reaper=False))
         job = await fails.enqueue()
-        async with contextlib.aclosing(follow(stage.storage, "0", ref=job.ref)) as events:
+        async with contextlib.aclosing(follow(harness.storage, "0", ref=job.ref)) as events:
             coming = asyncio.create_task(some(events, 2))
-            await many(stage, quick, 20)
+            await many(harness, quick, 20)
             seen_events = await coming
 
         assert [type(event).__name__ for event in seen_events] == ["JobRetried", "JobFailed"]
         assert all(isinstance(event, JobEvent) and event.id == job.id for event in seen_events)
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_a_late_follower_gets_a_trimmed_event_first(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app, quick = working(stage)
-        await stage.start(app.worker(reaper=False))
-        await many(stage, quick, 10)
-        stage.clock.step(8 * 24 * 3600)
-        last = (await many(stage, quick, 1))[0]
-        await stage.storage.sweep(SweepRequest(Owner("0123456789abcdef", "sweeper"), term=None))
-        async with contextlib.aclosing(follow(stage.storage, "1")) as events:
+def test_a_late_follower_gets_a_trimmed_event_first(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app, quick = working(harness)
+        await harness.start(app.worker(reaper=False))
+        await many(harness, quick, 10)
+        harness.clock.step(8 * 24 * 3600)
+        last = (await many(harness, quick, 1))[0]
+        await harness.storage.sweep(SweepRequest(Owner("0123456789abcdef", "sweeper"), term=None))
+        async with contextlib.aclosing(follow(harness.storage, "1")) as events:
             seen_events: list[AnyEvent] = []
             while not (seen_events and isinstance(seen_events[-1], JobCompleted)):
                 seen_events += await some(events, 1)
@@ -149,17 +149,17 @@ def test_a_late_follower_gets_a_trimmed_event_first(play: Play) -> None:
         assert not any(isinstance(event, EventsTrimmed) for event in seen_events[1:])
         assert [event.id for event in seen_events if isinstance(event, JobCompleted)] == [last]
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-class Moody(MemoryStorage):
-    """Memory whose log may be out of reach, and whose hints may fail."""
+class FaultyMemory(MemoryStorage):
+    """Memory whose log may be unavailable, and whose notifications may fail."""
 
     def __init__(self, clock: SimClock) -> None:
         super().__init__(clock=clock)
         self.failure: Exception | None = None
         self.reads = 0
-        self.mute = False
+        self.silent = False
         self.listened = 0
 
     async def events(
@@ -172,10 +172,10 @@ class Moody(MemoryStorage):
 
     def notices(self, topics: Iterable[str]) -> Listener:
         named = list(topics)
-        # Whoever waits for a result is not what this is about.
+        # This does not concern callers that wait for a result.
         if not named[0].startswith("job:"):
             self.listened += 1
-            if self.mute:
+            if self.silent:
                 raise StorageUnavailableError("no line to listen on")
         return super().notices(named)
 
@@ -184,29 +184,29 @@ class Moody(MemoryStorage):
         return self._hub.has_listeners
 
 
-def moody(scenario: Callable[[Stage, Moody], Any]) -> None:
-    """Play a scenario on a moody memory."""
+def on_faulty_memory(scenario: Callable[[Harness, FaultyMemory], Any]) -> None:
+    """Run a scenario on a memory storage with faults."""
 
     async def main(loop: SimLoop) -> None:
         clock = SimClock(loop)
-        storage = Moody(clock)
-        await scenario(Stage(loop, clock, storage), storage)
+        storage = FaultyMemory(clock)
+        await scenario(Harness(loop, clock, storage), storage)
 
     simulate(main)
 
 
-def test_an_outage_is_waited_out_with_rests_that_grow(caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario(stage: Stage, storage: Moody) -> None:
-        app, quick = working(stage)
-        await stage.start(app.worker(reaper=False))
-        done = await many(stage, quick, 1)
+def test_a_follower_waits_through_an_outage_with_growing_pauses(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(harness: Harness, storage: FaultyMemory) -> None:
+        app, quick = working(harness)
+        await harness.start(app.worker(reaper=False))
+        done = await many(harness, quick, 1)
         async with contextlib.aclosing(follow(storage, "0", rng=Random(0))) as events:
             seen_events = await some(events, 2)
             coming = asyncio.create_task(some(events, 1, within=200))
             await asyncio.sleep(1)
             storage.failure, storage.reads = StorageUnavailableError("out of reach"), 0
-            # Hints do not hasten it.
-            done += await many(stage, quick, 1)
+            # Notifications do not shorten the pause.
+            done += await many(harness, quick, 1)
             await asyncio.sleep(60)
             tries = storage.reads
             storage.failure = None
@@ -215,27 +215,27 @@ def test_an_outage_is_waited_out_with_rests_that_grow(caplog: pytest.LogCaptureF
         assert [event.id for event in seen_events if isinstance(event, JobCompleted)] == done
         assert 10 < tries < 30
 
-    moody(scenario)
+    on_faulty_memory(scenario)
     assert caplog.text.count("cannot read events") == 1
 
 
 def test_an_error_that_is_not_temporary_is_raised() -> None:
-    async def scenario(stage: Stage, storage: Moody) -> None:
+    async def scenario(harness: Harness, storage: FaultyMemory) -> None:
         storage.failure = StorageError("damaged")
         with pytest.raises(StorageError, match="damaged"):
             await anext(follow(storage))
 
         assert not storage.heard
 
-    moody(scenario)
+    on_faulty_memory(scenario)
 
 
 def test_without_notifications_a_follower_polls_once_a_second() -> None:
-    async def scenario(stage: Stage, storage: Moody) -> None:
-        app, quick = working(stage)
-        await stage.start(app.worker(reaper=False))
-        await many(stage, quick, 1)
-        storage.mute = True
+    async def scenario(harness: Harness, storage: FaultyMemory) -> None:
+        app, quick = working(harness)
+        await harness.start(app.worker(reaper=False))
+        await many(harness, quick, 1)
+        storage.silent = True
         storage.listened = 0
         late: list[float] = []
         async with contextlib.aclosing(follow(storage, EVENTS_END)) as events:
@@ -243,28 +243,28 @@ def test_without_notifications_a_follower_polls_once_a_second() -> None:
                 coming = asyncio.create_task(some(events, 1))
                 await asyncio.sleep(2.3)
                 await (await quick.enqueue(number)).result()
-                began = stage.now
+                began = harness.now
                 await coming
-                late.append(stage.now - began)
+                late.append(harness.now - began)
             tries = storage.listened
-            storage.mute = False
+            storage.silent = False
             await asyncio.sleep(40)
             coming = asyncio.create_task(some(events, 1))
             await asyncio.sleep(40)
             await (await quick.enqueue(99)).result()
-            began = stage.now
+            began = harness.now
             await coming
 
         assert max(late) <= 1.01
         assert max(late) > 0.3
         assert tries < 12
-        assert stage.now - began < AT_ONCE
+        assert harness.now - began < AT_ONCE
 
-    moody(scenario)
+    on_faulty_memory(scenario)
 
 
 def test_closing_a_follower_ends_its_subscription() -> None:
-    async def scenario(stage: Stage, storage: Moody) -> None:
+    async def scenario(harness: Harness, storage: FaultyMemory) -> None:
         events = follow(storage, "0")
         coming = asyncio.create_task(some(events, 1, within=2))
         await asyncio.sleep(1)
@@ -276,21 +276,21 @@ def test_closing_a_follower_ends_its_subscription() -> None:
         assert heard
         assert not storage.heard
 
-    moody(scenario)
+    on_faulty_memory(scenario)
 
 
 def test_event_handlers_survive_any_error_of_reading_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario(stage: Stage, storage: Moody) -> None:
-        app, quick = working(stage)
+    async def scenario(harness: Harness, storage: FaultyMemory) -> None:
+        app, quick = working(harness)
         heard: list[str] = []
         every: list[str] = []
         app.on(JobCompleted)(lambda event: heard.append(event.id))
         app.on(JobCompleted, scope="every")(lambda event: every.append(event.id))
-        await stage.start(app.worker())
-        done = await many(stage, quick, 3)
+        await harness.start(app.worker())
+        done = await many(harness, quick, 3)
         await asyncio.sleep(1)
         storage.failure = RuntimeError("never thought of")
-        done += await many(stage, quick, 3)
+        done += await many(harness, quick, 3)
         await asyncio.sleep(20)
         storage.failure = None
         await asyncio.sleep(10)
@@ -298,27 +298,27 @@ def test_event_handlers_survive_any_error_of_reading_the_log(caplog: pytest.LogC
         assert heard == done
         assert every == done
 
-    moody(scenario)
+    on_faulty_memory(scenario)
     assert "never thought of" in caplog.text
 
 
 def test_a_worker_outlives_hints_that_fail() -> None:
-    async def scenario(stage: Stage, storage: Moody) -> None:
-        app, quick = working(stage)
+    async def scenario(harness: Harness, storage: FaultyMemory) -> None:
+        app, quick = working(harness)
         heard: list[str] = []
         app.on(JobCompleted)(lambda event: heard.append(event.id))
-        storage.mute = True
+        storage.silent = True
         worker = app.worker()
-        await stage.start(worker)
-        done = await many(stage, quick, 3)
+        await harness.start(worker)
+        done = await many(harness, quick, 3)
         await asyncio.sleep(60)
 
         assert heard == done
         assert not worker.ended
-        # Three who listen, a handful of tries each.
+        # Three listeners, a few attempts each.
         assert storage.listened < 40
 
-    moody(scenario)
+    on_faulty_memory(scenario)
 
 
 async def test_an_unreadable_event_does_not_stop_later_events(tmp_path: Path) -> None:
@@ -364,7 +364,7 @@ async def test_an_unreadable_event_does_not_stop_later_events(tmp_path: Path) ->
 
 
 def garble(path: Path, cursor: str) -> None:
-    """Make the events behind a cursor such that no version can read them."""
+    """Make the events after a cursor unreadable for every version."""
     connection = sqlite3.connect(path, isolation_level=None)
     try:
         changed = connection.execute(

@@ -21,7 +21,7 @@ from tenure import (
     current_job,
 )
 from tenure.options import TaskSettings
-from tests.flow.conftest import Play, Stage
+from tests.flow.conftest import Harness, RunScenario
 
 TRACE: contextvars.ContextVar[str | None] = contextvars.ContextVar("trace", default=None)
 
@@ -42,23 +42,23 @@ def showing(app: Tenure, **options: Unpack[TaskSettings]) -> Any:
     return show
 
 
-def test_headers_of_a_call_reach_its_handler(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app()
+def test_headers_of_a_call_reach_its_handler(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app()
         show = showing(app)
-        await stage.start(app.worker())
+        await harness.start(app.worker())
         job = await show.options(headers={"tenant": "acme", "größe": "ü"}).enqueue()
 
         assert await job.result() == {"tenant": "acme", "größe": "ü"}
         assert (await job.info()).job.headers == {"tenant": "acme", "größe": "ü"}
         assert await (await show.enqueue()).result() == {}
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_a_job_inherits_the_headers_of_the_handler_that_enqueues_it(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app()
+def test_a_job_inherits_the_headers_of_the_handler_that_enqueues_it(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app()
         show = showing(app)
 
         @app.task(name="parent")
@@ -68,7 +68,7 @@ def test_a_job_inherits_the_headers_of_the_handler_that_enqueues_it(play: Play) 
             many = await app.enqueue_many([show.call(1), show.options(headers={"more": "y"}).call(2)])
             return [job.id for job in (one, two, *many)]
 
-        await stage.start(app.worker())
+        await harness.start(app.worker())
         job = await parent.options(headers={"tenant": "acme", "trace": "1"}).enqueue()
         results = [await app.job(id_, show).result() for id_ in await job.result()]
 
@@ -80,29 +80,29 @@ def test_a_job_inherits_the_headers_of_the_handler_that_enqueues_it(play: Play) 
         ]
         assert await (await show.enqueue()).result() == {}
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_too_many_headers_with_the_inherited_ones_are_refused(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app()
+def test_too_many_headers_with_the_inherited_ones_are_refused(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app()
         show = showing(app)
 
         @app.task(name="parent", retry=Retry(max_attempts=1))
         async def parent() -> None:
             await show.options(headers={"one more": "x"}).enqueue()
 
-        await stage.start(app.worker())
+        await harness.start(app.worker())
         job = await parent.options(headers={str(number): "" for number in range(16)}).enqueue()
         with pytest.raises(JobFailedError, match="headers has 'one more' as its number 17"):
             await job.result()
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_sending_middleware_sees_every_enqueue_in_the_callers_context(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app()
+def test_sending_middleware_sees_every_enqueue_in_the_callers_context(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app()
         show = showing(app)
 
         @app.task(name="index", collect=Collect(delay="1s"))
@@ -110,7 +110,7 @@ def test_sending_middleware_sees_every_enqueue_in_the_callers_context(play: Play
             return dict(current_job().headers)
 
         app.sending(traced)
-        await stage.start(app.worker())
+        await harness.start(app.worker())
         TRACE.set("abc")
         first = await show.enqueue()
         many = await app.enqueue_many([show.call(1), show.options(headers={"tenant": "acme"}).call(2)])
@@ -124,12 +124,12 @@ def test_sending_middleware_sees_every_enqueue_in_the_callers_context(play: Play
         assert await many[1].result() == {"tenant": "acme", "traceparent": f"00-abc-{many[1].id}"}
         assert waited == {"traceparent": "00-abc-waited"}
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_layers_wrap_each_other_and_the_headers_override_inherited_ones(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app()
+def test_layers_wrap_each_other_and_the_headers_override_inherited_ones(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app()
         show = showing(app)
         notes: list[str] = []
 
@@ -147,17 +147,17 @@ def test_layers_wrap_each_other_and_the_headers_override_inherited_ones(play: Pl
             await proceed()
             notes.append("< inner")
 
-        await stage.start(app.worker())
+        await harness.start(app.worker())
 
         assert await show.options(headers={"own": "x"}).enqueue_and_wait(7) == {"own": "x", "layer": "inner"}
         assert notes == ["> outer show default 12 ['own']", "> inner outer", "< inner", "< outer"]
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_headers_survive_retries_redrives_and_schedules(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app()
+def test_headers_survive_retries_redrives_and_schedules(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app()
         seen: list[tuple[str, dict[str, str]]] = []
 
         @app.task(name="fail", retry=Retry(max_attempts=2, base="1s"))
@@ -167,7 +167,7 @@ def test_headers_survive_retries_redrives_and_schedules(play: Play) -> None:
                 raise ValueError
 
         app.sending(traced)
-        await stage.start(app.worker())
+        await harness.start(app.worker())
         TRACE.set("abc")
         job = await fail.options(headers={"tenant": "acme"}).enqueue("fails")
         with pytest.raises(JobFailedError):
@@ -183,26 +183,26 @@ def test_headers_survive_retries_redrives_and_schedules(play: Play) -> None:
         assert seen[:4] == [("fails", {"tenant": "acme", "traceparent": f"00-abc-{job.id}"})] * 4
         assert seen[4] == ("ticks", {"from": "schedule"})
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_a_debounced_job_has_the_headers_of_its_latest_call(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app()
+def test_a_debounced_job_has_the_headers_of_its_latest_call(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app()
         show = showing(app, debounce=Debounce(delay="5s"))
         job = await show.options(headers={"call": "1"}).enqueue(1)
         await show.options(headers={"call": "2"}).enqueue(2)
-        await stage.start(app.worker())
+        await harness.start(app.worker())
 
         assert await job.result() == {"call": "2"}
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 @pytest.mark.parametrize("many", [False, True], ids=["enqueue", "enqueue_many"])
-def test_a_layer_that_raises_before_the_request_prevents_it(play: Play, many: bool) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app()
+def test_a_layer_that_raises_before_the_request_prevents_it(run_scenario: RunScenario, many: bool) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app()
         show = showing(app)
 
         @app.sending
@@ -217,15 +217,15 @@ def test_a_layer_that_raises_before_the_request_prevents_it(play: Play, many: bo
 
         assert not (await app.storage.survey()).queues
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 @pytest.mark.parametrize("many", [False, True], ids=["enqueue", "enqueue_many"])
 def test_a_layer_that_raises_after_the_request_is_logged(
-    play: Play, many: bool, caplog: pytest.LogCaptureFixture
+    run_scenario: RunScenario, many: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app()
+    async def scenario(harness: Harness) -> None:
+        app = harness.app()
         show = showing(app)
 
         @app.sending
@@ -233,22 +233,22 @@ def test_a_layer_that_raises_after_the_request_is_logged(
             await proceed()
             raise RuntimeError("export failed")
 
-        await stage.start(app.worker())
+        await harness.start(app.worker())
         with caplog.at_level(logging.ERROR):
             jobs = await app.enqueue_many([show.call(1), show.call(2)]) if many else [await show.enqueue()]
 
         assert [await job.result() for job in jobs] == [{}] * len(jobs)
         assert "sending middleware raised after the storage had answered" in caplog.text
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 @pytest.mark.parametrize("many", [False, True], ids=["enqueue", "enqueue_many"])
 def test_an_error_of_the_storage_passes_through_the_layers(
-    play: Play, many: bool, monkeypatch: pytest.MonkeyPatch
+    run_scenario: RunScenario, many: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app()
+    async def scenario(harness: Harness) -> None:
+        app = harness.app()
         show = showing(app)
         seen: list[type[BaseException]] = []
 
@@ -270,14 +270,14 @@ def test_an_error_of_the_storage_passes_through_the_layers(
         assert len(raised.value.job_ids) == (2 if many else 1)
         assert seen == [StorageUnavailableError] * (2 if many else 1)
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 def test_a_layer_that_does_not_wait_for_the_storage_raises_an_error(
-    play: Play, monkeypatch: pytest.MonkeyPatch
+    run_scenario: RunScenario, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app()
+    async def scenario(harness: Harness) -> None:
+        app = harness.app()
         show = showing(app)
 
         @app.sending
@@ -298,14 +298,14 @@ def test_a_layer_that_does_not_wait_for_the_storage_raises_an_error(
 
         assert len(raised.value.job_ids) == 1
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 def test_a_layer_that_stops_waiting_raises_that_the_job_may_be_stored(
-    play: Play, monkeypatch: pytest.MonkeyPatch
+    run_scenario: RunScenario, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app()
+    async def scenario(harness: Harness) -> None:
+        app = harness.app()
         show = showing(app)
 
         @app.sending
@@ -323,13 +323,13 @@ def test_a_layer_that_stops_waiting_raises_that_the_job_may_be_stored(
 
         assert len(raised.value.job_ids) == 1
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 @pytest.mark.parametrize("many", [False, True], ids=["enqueue", "enqueue_many"])
-def test_a_proceed_after_the_enqueue_has_failed_stores_no_job(play: Play, many: bool) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app()
+def test_a_proceed_after_the_enqueue_has_failed_stores_no_job(run_scenario: RunScenario, many: bool) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app()
         show = showing(app)
         late: list[asyncio.Task[None]] = []
         failed = asyncio.Event()
@@ -351,14 +351,14 @@ def test_a_proceed_after_the_enqueue_has_failed_stores_no_job(play: Play, many: 
         assert all("after its enqueue had ended" in str(task.exception()) for task in done)
         assert not (await app.storage.survey()).queues
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 @pytest.mark.parametrize("times", [0, 2])
 @pytest.mark.parametrize("many", [False, True], ids=["enqueue", "enqueue_many"])
-def test_a_layer_that_does_not_proceed_once_is_an_error(play: Play, times: int, many: bool) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app()
+def test_a_layer_that_does_not_proceed_once_is_an_error(run_scenario: RunScenario, times: int, many: bool) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app()
         show = showing(app)
 
         @app.sending
@@ -375,13 +375,13 @@ def test_a_layer_that_does_not_proceed_once_is_an_error(play: Play, times: int, 
             await enqueued
         assert not (await app.storage.survey()).queues
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 @pytest.mark.parametrize("many", [False, True], ids=["enqueue", "enqueue_many"])
-def test_an_error_that_a_layer_swallows_is_an_error_of_the_enqueue(play: Play, many: bool) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app()
+def test_an_error_that_a_layer_swallows_is_an_error_of_the_enqueue(run_scenario: RunScenario, many: bool) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app()
         show = showing(app)
 
         @app.sending
@@ -402,12 +402,12 @@ def test_an_error_that_a_layer_swallows_is_an_error_of_the_enqueue(play: Play, m
                 await (app.enqueue_many([spoiled.call(1), spoiled.call(2)]) if many else spoiled.enqueue())
         assert not (await app.storage.survey()).queues
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_a_cancelled_enqueue_of_many_ends_its_layers(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app()
+def test_a_cancelled_enqueue_of_many_ends_its_layers(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app()
         show = showing(app)
         ended: list[str] = []
 
@@ -426,7 +426,7 @@ def test_a_cancelled_enqueue_of_many_ends_its_layers(play: Play) -> None:
         assert len(ended) == 2
         assert not (await app.storage.survey()).queues
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 @pytest.mark.parametrize(
@@ -443,7 +443,7 @@ def test_a_cancelled_enqueue_of_many_ends_its_layers(play: Play) -> None:
     ],
     ids=lambda value: str(value)[:30],
 )
-async def test_headers_that_do_not_fit_are_refused_by_name(headers: Any, message: str) -> None:
+async def test_invalid_headers_are_refused_by_name(headers: Any, message: str) -> None:
     app = Tenure("memory://")
     show = showing(app)
 

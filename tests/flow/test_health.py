@@ -1,4 +1,4 @@
-"""Health as an ASGI app: what it shows, to whom, and what it comes to. The time is virtual, the storage real."""
+"""Health as an ASGI app: what it shows, who may read it, and its verdict. The time is virtual, the storage real."""
 
 import asyncio
 import base64
@@ -25,7 +25,7 @@ from tenure.storage.memory.storage import MemoryStorage
 from tenure.storage.protocol import RenewRequest, Survey, WorkerInfo
 from tenure.worker.loop import POLL
 from tests.exposition import Family, read
-from tests.flow.conftest import Play, Stage
+from tests.flow.conftest import Harness, RunScenario
 
 TOKEN = "s3cret"
 BEARER = {"authorization": f"Bearer {TOKEN}"}
@@ -34,7 +34,7 @@ COUNTS = ("waiting", "active", "delayed", "failed", "completed")
 
 @dataclass(frozen=True)
 class Response:
-    """What came back."""
+    """A response."""
 
     status: int
     headers: list[tuple[str, str]]
@@ -100,19 +100,19 @@ def mail_and_more(app: Tenure) -> Tenure:
     return app
 
 
-async def beat(stage: Stage, owner: str = "one", *, turned_ago: float = 0.0, **info: Any) -> None:
-    """Beat as a worker does."""
-    told = WorkerInfo(queues=("default", "mail"), concurrency=10, turned_ago=round(turned_ago * 1e6), **info)
-    await stage.storage.renew(RenewRequest(Owner(owner, f"name of {owner}", "host", 7), worker=told))
+async def beat(harness: Harness, owner: str = "one", *, turned_ago: float = 0.0, **info: Any) -> None:
+    """Renew as a worker does."""
+    reported = WorkerInfo(queues=("default", "mail"), concurrency=10, turned_ago=round(turned_ago * 1e6), **info)
+    await harness.storage.renew(RenewRequest(Owner(owner, f"name of {owner}", "host", 7), worker=reported))
 
 
 # ── what it shows ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.statement(44)
-def test_it_shows_every_defined_queue_with_its_counts_the_empty_ones_too(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = mail_and_more(stage.app())
+def test_it_shows_every_defined_queue_with_its_counts_the_empty_ones_too(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = mail_and_more(harness.app())
         await app.find_task("add").options(delay="1h").enqueue(1, 2)
         await app.find_task("add").options(queue="elsewhere").enqueue(1, 2)
         seen = await ask(app.health(token=TOKEN), headers=BEARER)
@@ -125,13 +125,13 @@ def test_it_shows_every_defined_queue_with_its_counts_the_empty_ones_too(play: P
             "mail": [0, 0, 0, 0, 0],
         }
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 @pytest.mark.statement(44)
-def test_the_critical_queues_alone_are_shown_and_judged(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = mail_and_more(stage.app())
+def test_the_critical_queues_alone_are_shown_and_assessed(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = mail_and_more(harness.app())
         await app.find_task("add").enqueue(1, 2)
         health = app.health(token=TOKEN)
 
@@ -144,7 +144,7 @@ def test_the_critical_queues_alone_are_shown_and_judged(play: Play) -> None:
         assert await asked("queue=mail&queue=unheard%20of") == ("degraded", ["mail", "unheard of"])
         assert await asked("queue=mail,default") == ("degraded", ["default", "mail"])
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 @pytest.mark.parametrize("query", ["queue=", "queue=a,", "queue=%00", "&".join(["queue=a"] * (MOST_FIELDS + 1))])
@@ -156,9 +156,9 @@ async def test_a_query_that_names_no_queue_is_refused(query: str) -> None:
 
 
 @pytest.mark.statement(44)
-def test_head_says_the_same_without_a_body(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        health = stage.app().health(token=TOKEN, degraded_is=503)
+def test_head_has_the_same_answer_without_a_body(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        health = harness.app().health(token=TOKEN, degraded_is=503)
         for path in ("/health/queues", "/live", "/ready", "/elsewhere"):
             for headers in (BEARER, {}):
                 got = await ask(health, path, headers=headers)
@@ -168,15 +168,15 @@ def test_head_says_the_same_without_a_body(play: Play) -> None:
                 assert got.header("content-length") == [str(len(got.body))]
                 assert head.body == b""
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 @pytest.mark.statement(47)
-def test_a_worker_is_shown_alive_and_stale_when_its_beats_stop(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = mail_and_more(stage.app())
+def test_a_worker_is_shown_alive_and_stale_when_its_beats_stop(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = mail_and_more(harness.app())
         worker = app.worker(name="mine", concurrency=3, reaper=False)
-        node = await stage.start(worker)
+        node = await harness.start(worker)
         health = app.health(token=TOKEN)
 
         async def record() -> dict[str, Any]:
@@ -184,9 +184,9 @@ def test_a_worker_is_shown_alive_and_stale_when_its_beats_stop(play: Play) -> No
             return dict(found)
 
         async def beaten() -> bool:
-            return bool((await stage.storage.survey()).workers)
+            return bool((await harness.storage.survey()).workers)
 
-        await stage.until(beaten)
+        await harness.until(beaten)
         await asyncio.sleep(20)
         alive = await record()
 
@@ -199,25 +199,25 @@ def test_a_worker_is_shown_alive_and_stale_when_its_beats_stop(play: Play) -> No
         assert alive["state"] == "alive"
         assert 0 <= alive["age"] == max(alive["seen_ago"], alive["turned_ago"]) <= 10
 
-        stage.loop.kill(node)
+        harness.loop.kill(node)
 
         async def stale() -> bool:
             return bool((await record())["state"] == "stale")
 
         # The keeper has ended with the worker, as after a SIGKILL.
-        assert await stage.until(stale) <= 15.1
+        assert await harness.until(stale) <= 15.1
         assert 14.9 < (await record())["age"] < 20.1
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 @pytest.mark.statement(49)
-def test_a_worker_that_beats_while_its_claim_loop_hangs_is_stale(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        health = stage.app().health(token=TOKEN)
+def test_a_worker_that_beats_while_its_claim_loop_hangs_is_stale(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        health = harness.app().health(token=TOKEN)
         states: list[str] = []
         for turned_ago in (0, 14.9, 15.1, 3600):
-            await beat(stage, turned_ago=turned_ago)
+            await beat(harness, turned_ago=turned_ago)
             (worker,) = (await ask(health, headers=BEARER)).json["workers"]
             states.append(worker["state"])
 
@@ -226,44 +226,44 @@ def test_a_worker_that_beats_while_its_claim_loop_hangs_is_stale(play: Play) -> 
 
         assert states == ["alive", "alive", "stale", "stale"]
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 @pytest.mark.statement(47, 49)
 @pytest.mark.parametrize("timing", [Timing(lease="2s", sweep="500ms", grace="500ms"), Timing.fast()])
-def test_an_idle_worker_with_a_short_beat_is_never_stale(play: Play, timing: Timing) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = mail_and_more(stage.app(timing=timing))
+def test_an_idle_worker_with_a_short_beat_is_never_stale(run_scenario: RunScenario, timing: Timing) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = mail_and_more(harness.app(timing=timing))
         worker = app.worker()
-        node = await stage.start(worker)
+        node = await harness.start(worker)
         await asyncio.sleep(1)
         health = app.health(token=TOKEN)
         states: set[str] = set()
         for _ in range(200):
             states |= {item["state"] for item in (await ask(health, headers=BEARER)).json["workers"]}
-            # What `tenure info --check` goes by.
-            info = info_view(await stage.storage.survey(), url="", timing=timing)
+            # `tenure info --check` uses the same rule.
+            info = info_view(await harness.storage.survey(), url="", timing=timing)
             states |= {*info.complaints, *("stale" for worker in info.workers if worker.stale)}
             await asyncio.sleep(0.1)
-        await stage.stop(node, worker)
+        await harness.stop(node, worker)
 
         assert states == {"alive"}
 
     assert LONGEST_REST == POLL
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_the_age_of_the_reaper_is_that_of_the_last_sweep(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = mail_and_more(stage.app())
+def test_the_age_of_the_reaper_is_that_of_the_last_sweep(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = mail_and_more(harness.app())
         health = app.health(token=TOKEN)
 
         assert (await ask(health, headers=BEARER)).json["reaper"] == {"age": None, "late": False}
 
         worker = app.worker()
-        node = await stage.start(worker)
+        node = await harness.start(worker)
         await asyncio.sleep(1)
-        await stage.stop(node, worker)
+        await harness.stop(node, worker)
         before = (await ask(health, headers=BEARER)).json["reaper"]["age"]
         await asyncio.sleep(100)
         reaper = (await ask(health, headers=BEARER)).json["reaper"]
@@ -272,55 +272,57 @@ def test_the_age_of_the_reaper_is_that_of_the_last_sweep(play: Play) -> None:
         assert abs(reaper["age"] - before - 100) < 0.1
         assert not reaper["late"]
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-# ── what it comes to ──────────────────────────────────────────────────────────────────────────────────────────────────
+# ── the verdict ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.statement(48)
 @pytest.mark.parametrize("status", [200, 503])
-def test_waiting_jobs_without_a_worker_are_degraded_with_the_chosen_status(play: Play, status: DegradedIs) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = mail_and_more(stage.app())
+def test_waiting_jobs_without_a_worker_are_degraded_with_the_chosen_status(
+    run_scenario: RunScenario, status: DegradedIs
+) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = mail_and_more(harness.app())
         health = app.health(token=TOKEN, degraded_is=status)
         await app.find_task("add").enqueue(1, 2)
-        nobody = await ask(health, headers=BEARER)
-        await beat(stage)
-        somebody = await ask(health, headers=BEARER)
+        unserved = await ask(health, headers=BEARER)
+        await beat(harness)
+        served = await ask(health, headers=BEARER)
         await asyncio.sleep(15.1)
         dead = await ask(health, headers=BEARER)
 
-        assert (nobody.status, nobody.json["status"]) == (status, "degraded")
-        assert nobody.json["queues"]["default"]["status"] == "degraded"
-        assert nobody.json["queues"]["mail"]["status"] == "ok"
-        assert nobody.json["complaints"] == ["queue 'default': 1 job waits and no live worker serves it"]
-        assert (somebody.status, somebody.json["status"]) == (200, "ok")
+        assert (unserved.status, unserved.json["status"]) == (status, "degraded")
+        assert unserved.json["queues"]["default"]["status"] == "degraded"
+        assert unserved.json["queues"]["mail"]["status"] == "ok"
+        assert unserved.json["complaints"] == ["queue 'default': 1 job waits and no live worker serves it"]
+        assert (served.status, served.json["status"]) == (200, "ok")
         assert (dead.status, dead.json["status"]) == (status, "degraded")
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 @pytest.mark.statement(48)
-def test_a_worker_that_takes_its_leave_serves_no_more(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = mail_and_more(stage.app())
+def test_a_stopping_worker_serves_no_queue_any_more(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = mail_and_more(harness.app())
         await app.find_task("add").enqueue(1, 2)
-        await beat(stage, stopping=True)
+        await beat(harness, stopping=True)
         seen = (await ask(app.health(token=TOKEN), headers=BEARER)).json
 
         assert seen["workers"][0]["state"] == "stopping"
         assert seen["status"] == "degraded"
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 @pytest.mark.statement(48)
-def test_a_quiet_worker_does_not_serve_a_queue_and_the_remedy_is_named(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = mail_and_more(stage.app())
+def test_a_quiet_worker_does_not_serve_a_queue_and_the_remedy_is_named(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = mail_and_more(harness.app())
         await app.find_task("add").enqueue(1, 2)
-        await beat(stage, quiet=True)
+        await beat(harness, quiet=True)
         seen = (await ask(app.health(token=TOKEN), headers=BEARER)).json
 
         assert seen["workers"][0]["state"] == "quiet"
@@ -330,32 +332,32 @@ def test_a_quiet_worker_does_not_serve_a_queue_and_the_remedy_is_named(play: Pla
             "1 quiet workers could: tenure workers quiet --undo"
         ]
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 @pytest.mark.statement(48)
-def test_the_jobs_of_a_paused_queue_may_wait(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = mail_and_more(stage.app())
+def test_jobs_that_wait_in_a_paused_queue_are_healthy(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = mail_and_more(harness.app())
         await app.find_task("add").enqueue(1, 2)
         await app.queue("default").pause()
 
         assert (await ask(app.health(token=TOKEN), headers=BEARER)).json["status"] == "ok"
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 @pytest.mark.statement(50)
-def test_a_lasting_backlog_is_unhealthy_until_it_has_recovered(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = mail_and_more(stage.app())
+def test_a_lasting_backlog_is_unhealthy_until_it_has_recovered(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = mail_and_more(harness.app())
         health = app.health(token=TOKEN, backlog={"*": 100, "mail": 1}, for_="1m")
-        await beat(stage)
+        await beat(harness)
         jobs = [await app.find_task("send").enqueue() for _ in range(2)]
         seen: list[tuple[int, str]] = []
 
         async def look() -> None:
-            await beat(stage)
+            await beat(harness)
             found = await ask(health, headers=BEARER)
             seen.append((found.status, found.json["status"]))
 
@@ -375,16 +377,16 @@ def test_a_lasting_backlog_is_unhealthy_until_it_has_recovered(play: Play) -> No
         assert 60.9 < critical["queues"]["mail"]["above_for"] < 61.1
         assert (await ask(health, "/health/queues?queue=default", headers=BEARER)).status == 200
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 @pytest.mark.statement(50)
-def test_served_it_sees_a_recovery_between_two_questions(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = mail_and_more(stage.app())
+def test_the_server_notices_a_recovery_between_two_requests(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = mail_and_more(harness.app())
         health = app.health(token=TOKEN, backlog=0, for_="1m")
         async with Lifespan(health):
-            await beat(stage)
+            await beat(harness)
             job = await app.find_task("add").enqueue(1, 2)
             await ask(health, headers=BEARER)
             await asyncio.sleep(40)
@@ -392,7 +394,7 @@ def test_served_it_sees_a_recovery_between_two_questions(play: Play) -> None:
             await asyncio.sleep(2 * EVERY)
             await app.find_task("add").enqueue(1, 2)
             await asyncio.sleep(40)
-            await beat(stage)
+            await beat(harness)
             spiky = await ask(health, headers=BEARER)
             await asyncio.sleep(30)
             lasting = await ask(health, headers=BEARER)
@@ -400,14 +402,14 @@ def test_served_it_sees_a_recovery_between_two_questions(play: Play) -> None:
         assert spiky.status == 200
         assert lasting.status == 500
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-# ── when the storage is away ──────────────────────────────────────────────────────────────────────────────────────────
+# ── when the storage is unavailable ───────────────────────────────────────────────────────────────────────────────────
 
 
-class Unsteady(MemoryStorage):
-    """A storage that can be made to fail, or to give no answer: a third party's, as far as health is concerned."""
+class UnreliableMemory(MemoryStorage):
+    """A third party's storage that can be made to fail, or to give no answer."""
 
     trouble: Literal["none", "fails", "hangs"] = "none"
     asked = 0
@@ -421,22 +423,22 @@ class Unsteady(MemoryStorage):
         return await super().survey(queues, faults=faults)
 
 
-def unsteady(stage: Stage) -> Unsteady:
-    return Unsteady(clock=stage.clock)
+def unreliable(harness: Harness) -> UnreliableMemory:
+    return UnreliableMemory(clock=harness.clock)
 
 
 @pytest.mark.statement(45)
 @pytest.mark.parametrize("trouble", ["fails", "hangs"])
-def test_a_storage_out_of_reach_is_503_within_two_seconds_and_says_why(
-    play: Play, trouble: Literal["fails", "hangs"]
+def test_an_unreachable_storage_is_a_503_with_the_reason_within_2_s(
+    run_scenario: RunScenario, trouble: Literal["fails", "hangs"]
 ) -> None:
-    async def scenario(stage: Stage) -> None:
-        storage = unsteady(stage)
-        health = stage.app(storage=storage).health(token=TOKEN)
+    async def scenario(harness: Harness) -> None:
+        storage = unreliable(harness)
+        health = harness.app(storage=storage).health(token=TOKEN)
         storage.trouble = trouble
-        began = stage.now
+        began = harness.now
         seen = await ask(health, headers=BEARER)
-        took = stage.now - began
+        took = harness.now - began
         storage.trouble = "none"
 
         assert took < 2.0
@@ -448,13 +450,13 @@ def test_a_storage_out_of_reach_is_503_within_two_seconds_and_says_why(
         ]
         assert (await ask(health, headers=BEARER)).status == 200
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_many_questions_at_once_are_one_to_the_storage(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        storage = unsteady(stage)
-        health = stage.app(storage=storage).health(token=TOKEN)
+def test_many_requests_at_once_make_one_storage_call(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        storage = unreliable(harness)
+        health = harness.app(storage=storage).health(token=TOKEN)
         storage.trouble = "hangs"
         async with asyncio.TaskGroup() as crowd:
             asked = [crowd.create_task(ask(health, headers=BEARER)) for _ in range(50)]
@@ -462,13 +464,13 @@ def test_many_questions_at_once_are_one_to_the_storage(play: Play) -> None:
         assert {item.result().status for item in asked} == {503}
         assert storage.asked == 1
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_a_client_that_disconnects_does_not_affect_other_requests(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        storage = unsteady(stage)
-        health = stage.app(storage=storage).health(token=TOKEN)
+def test_a_client_that_disconnects_does_not_affect_other_requests(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        storage = unreliable(harness)
+        health = harness.app(storage=storage).health(token=TOKEN)
         storage.trouble = "hangs"
         impatient = asyncio.ensure_future(ask(health, headers=BEARER))
         patient = asyncio.ensure_future(ask(health, headers=BEARER))
@@ -478,29 +480,29 @@ def test_a_client_that_disconnects_does_not_affect_other_requests(play: Play) ->
         assert (await patient).status == 503
         assert impatient.cancelled()
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 @pytest.mark.statement(51)
 @pytest.mark.parametrize("trouble", ["fails", "hangs"])
 def test_liveness_does_not_depend_on_the_storage_and_readiness_does(
-    play: Play, trouble: Literal["fails", "hangs"]
+    run_scenario: RunScenario, trouble: Literal["fails", "hangs"]
 ) -> None:
-    async def scenario(stage: Stage) -> None:
-        storage = unsteady(stage)
-        health = stage.app(storage=storage).health(token=TOKEN)
+    async def scenario(harness: Harness) -> None:
+        storage = unreliable(harness)
+        health = harness.app(storage=storage).health(token=TOKEN)
 
         async def words() -> list[tuple[int, bytes]]:
             return [(seen.status, seen.body) for seen in (await ask(health, "/live"), await ask(health, "/ready"))]
 
         well = await words()
         storage.trouble = trouble
-        began = stage.now
+        began = harness.now
         await asyncio.sleep(2)
         hiccup = await words()
         while (await words())[1] == (200, b"yes"):  # noqa: ASYNC110 - in virtual time
             await asyncio.sleep(0.1)
-        took = stage.now - began
+        took = harness.now - began
         ill = await words()
         storage.trouble = "none"
         await asyncio.sleep(2)
@@ -509,34 +511,34 @@ def test_liveness_does_not_depend_on_the_storage_and_readiness_does(
         assert ill == [(200, b"yes"), (503, b"no")]
         assert UNREADY_AFTER < took < UNREADY_AFTER + 2 + 2 * LIMIT
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 @pytest.mark.statement(51)
-def test_a_process_that_has_never_seen_its_storage_is_not_ready(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        storage = unsteady(stage)
+def test_a_process_that_has_never_seen_its_storage_is_not_ready(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        storage = unreliable(harness)
         storage.trouble = "fails"
 
-        assert (await ask(stage.app(storage=storage).health(token=TOKEN), "/ready")).status == 503
+        assert (await ask(harness.app(storage=storage).health(token=TOKEN), "/ready")).status == 503
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 @pytest.mark.statement(49, 51)
-def test_a_worker_is_ready_while_its_claim_loop_turns_and_it_does_not_stop(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
+def test_a_worker_is_ready_while_its_claim_loop_turns_and_it_does_not_stop(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
         stopping: list[bool] = []
 
         async def opened() -> Any:
-            return stage.storage
+            return harness.storage
 
         health = health_app(
             opened,
             timing=Timing,
-            clock=stage.clock,
+            clock=harness.clock,
             unprotected=True,
-            process_health=lambda: ProcessHealth(owners=("nobody", "one"), stopping=bool(stopping)),
+            process_health=lambda: ProcessHealth(owners=("unknown", "one"), stopping=bool(stopping)),
         )
         words: list[str] = []
 
@@ -545,34 +547,34 @@ def test_a_worker_is_ready_while_its_claim_loop_turns_and_it_does_not_stop(play:
             words.append((await ask(health, "/ready")).body.decode())
 
         await look()
-        await beat(stage, "another")
+        await beat(harness, "another")
         await look()
-        await beat(stage)
+        await beat(harness)
         await look()
-        await beat(stage, turned_ago=15)
+        await beat(harness, turned_ago=15)
         await look()
-        await beat(stage)
+        await beat(harness)
         await look()
-        await beat(stage, stopping=True)
+        await beat(harness, stopping=True)
         await look()
-        await beat(stage)
+        await beat(harness)
         await look()
-        await beat(stage, quiet=True)
+        await beat(harness, quiet=True)
         await look()
-        await beat(stage)
+        await beat(harness)
         await look()
         stopping.append(True)
         await look()
 
         assert words == ["no", "no", "yes", "no", "yes", "no", "yes", "no", "yes", "no"]
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_many_readiness_probes_make_one_storage_call(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        storage = unsteady(stage)
-        health = stage.app(storage=storage).health(token=TOKEN)
+def test_many_readiness_probes_make_one_storage_call(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        storage = unreliable(harness)
+        health = harness.app(storage=storage).health(token=TOKEN)
         for _ in range(100):
             await ask(health, "/ready")
             await ask(health, "/live")
@@ -580,10 +582,10 @@ def test_many_readiness_probes_make_one_storage_call(play: Play) -> None:
 
         assert storage.asked == 1
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-# ── to whom ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── who may read it ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def basic(password: str, *, user: str = "probe") -> str:
@@ -615,7 +617,7 @@ def basic(password: str, *, user: str = "probe") -> str:
 async def test_a_request_without_the_token_gets_401_without_a_storage_call(
     headers: list[tuple[str, str]], method: str
 ) -> None:
-    storage = Unsteady()
+    storage = UnreliableMemory()
     app = mail_and_more(Tenure(storage=storage))
     seen = await ask(app.health(token=TOKEN), "/health/queues?queue=mail", method=method, headers=headers)
 
@@ -627,20 +629,20 @@ async def test_a_request_without_the_token_gets_401_without_a_storage_call(
 
 @pytest.mark.statement(46)
 @pytest.mark.parametrize("header", [f"Bearer {TOKEN}", f"bearer  {TOKEN} ", basic(TOKEN), basic(TOKEN, user="")])
-async def test_with_the_token_as_a_bearer_or_as_a_password_it_is_answered(header: str) -> None:
+async def test_a_request_with_the_token_as_bearer_or_password_is_answered(header: str) -> None:
     seen = await ask(Tenure("memory://").health(token=TOKEN), headers={"authorization": header})
 
     assert seen.status == 200
 
 
-async def test_a_token_may_hold_a_colon() -> None:
+async def test_a_token_may_contain_a_colon() -> None:
     health = Tenure("memory://").health(token="a:b")
 
     assert (await ask(health, headers={"authorization": basic("a:b")})).status == 200
 
 
 @pytest.mark.statement(46)
-async def test_the_token_may_come_from_the_environment_and_none_must_be_said(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_token_may_come_from_the_environment_or_be_waived_explicitly(monkeypatch: pytest.MonkeyPatch) -> None:
     app = Tenure("memory://")
     monkeypatch.delenv("TENURE_HTTP_TOKEN", raising=False)
     with pytest.raises(UsageError, match="TENURE_HTTP_TOKEN"):
@@ -679,19 +681,19 @@ def test_invalid_options_are_refused_without_showing_the_token(options: dict[str
     assert "with space" not in str(refused.value)
 
 
-def test_without_a_token_the_gate_is_open() -> None:
+def test_without_a_token_every_request_is_admitted() -> None:
     assert TokenAuth(None).admits([])
     assert not TokenAuth(None).closed
     assert TokenAuth(TOKEN).closed
 
 
-# ── as a part of something else ───────────────────────────────────────────────────────────────────────────────────────
+# ── mounted in another app ────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize(
     ("root_path", "path"), [("/ops", "/ops/live"), ("/ops/", "/ops/live"), ("/ops", "/live"), ("/", "/live")]
 )
-async def test_it_can_be_mounted_below_a_path_that_is_cut_off_or_not(root_path: str, path: str) -> None:
+async def test_it_can_be_mounted_below_a_path_with_or_without_that_prefix(root_path: str, path: str) -> None:
     assert (await ask(Tenure("memory://").health(token=TOKEN), path, root_path=root_path)).body == b"yes"
 
 
@@ -702,7 +704,7 @@ async def test_an_unknown_path_is_404(path: str) -> None:
 
 @pytest.mark.parametrize("path", ["/live", "/ready", "/health/queues"])
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS"])
-async def test_other_methods_are_405_and_those_that_are_allowed_named(path: str, method: str) -> None:
+async def test_other_methods_get_405_and_the_allowed_ones_named(path: str, method: str) -> None:
     seen = await ask(Tenure("memory://").health(token=TOKEN), path, method=method, headers=BEARER)
 
     assert seen.status == 405
@@ -734,7 +736,7 @@ async def test_it_closes_web_sockets_before_they_are_open() -> None:
     assert sent == [{"type": "websocket.close", "code": 1000}]
 
 
-def test_a_storage_that_can_never_be_there_is_unreachable_and_said_once(
+def test_a_storage_that_can_never_open_is_unreachable_and_logged_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scenario() -> None:
@@ -750,15 +752,15 @@ def test_a_storage_that_can_never_be_there_is_unreachable_and_said_once(
 
 
 @pytest.mark.parametrize("known", ["default", "paused", "served", "silent"])
-def test_a_known_queue_without_jobs_is_healthy_and_an_unknown_one_is_not(play: Play, known: str) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = mail_and_more(stage.app())
+def test_a_known_queue_without_jobs_is_healthy_and_an_unknown_one_is_not(run_scenario: RunScenario, known: str) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = mail_and_more(harness.app())
         health = app.health(token=TOKEN)
         await app.queue("paused").pause()
         served = WorkerInfo(queues=("served",), concurrency=1)
         silent = WorkerInfo(queues=("silent",), concurrency=1, turned_ago=3_600_000_000)
-        await stage.storage.renew(RenewRequest(Owner("one", "one", "host", 7), worker=served))
-        await stage.storage.renew(RenewRequest(Owner("two", "two", "host", 8), worker=silent))
+        await harness.storage.renew(RenewRequest(Owner("one", "one", "host", 7), worker=served))
+        await harness.storage.renew(RenewRequest(Owner("two", "two", "host", 8), worker=silent))
         well = (await ask(health, f"/health/queues?queue={known}", headers=BEARER)).json
         ill = (await ask(health, f"/health/queues?queue={known},deflaut", headers=BEARER)).json
 
@@ -768,7 +770,7 @@ def test_a_known_queue_without_jobs_is_healthy_and_an_unknown_one_is_not(play: P
             "queue 'deflaut': unknown: it never had a job and no task uses it; check the spelling"
         ]
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 def test_the_counts_are_those_of_the_states() -> None:
@@ -800,9 +802,9 @@ class Lifespan:
 # ── metrics ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_metrics_show_the_storage_and_the_finished_runs(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = mail_and_more(stage.app())
+def test_metrics_show_the_storage_and_the_finished_runs(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = mail_and_more(harness.app())
 
         @app.task(name="fail", retry=Retry(max_attempts=2, backoff="fixed", base="1s", jitter=False))
         async def fail() -> None:
@@ -810,13 +812,13 @@ def test_metrics_show_the_storage_and_the_finished_runs(play: Play) -> None:
             raise ValueError
 
         worker = app.worker(concurrency=7)
-        node = await stage.start(worker)
+        node = await harness.start(worker)
         await app.find_task("add").enqueue(1, 2)
         await fail.enqueue()
         await asyncio.sleep(15)
         await app.find_task("add").options(delay="1h").enqueue(1, 2)
         seen = await ask(app.health(token=TOKEN), "/metrics", headers=BEARER)
-        await stage.stop(node, worker)
+        await harness.stop(node, worker)
         found = read(seen.body)
 
         assert seen.header("content-type") == ["text/plain; version=0.0.4; charset=utf-8"]
@@ -838,20 +840,20 @@ def test_metrics_show_the_storage_and_the_finished_runs(play: Play) -> None:
         durations = found["tenure_job_duration_seconds"]
         assert durations.total("tenure_job_duration_seconds_count", task="fail") == 2
         assert durations.total("tenure_job_duration_seconds_sum", task="fail") == pytest.approx(4, abs=0.1)
-        # The second run waited for its delay, which is no time in which it was due.
+        # The second run waited for its delay; it was not due during that time.
         assert found["tenure_job_wait_seconds"].total("tenure_job_wait_seconds_sum") < 1
         assert found["tenure_storage_op_seconds"].total("tenure_storage_op_seconds_count", op="exchange") > 0
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 def jobs_of(found: dict[str, Family]) -> list[tuple[str, frozenset[tuple[str, str]]]]:
     return list(found["tenure_jobs_total"].samples)
 
 
-def test_metrics_require_the_token_and_need_no_worker(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = mail_and_more(stage.app())
+def test_metrics_require_the_token_and_need_no_worker(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = mail_and_more(harness.app())
         await app.find_task("add").enqueue(1, 2)
         await asyncio.sleep(30)
         health = app.health(token=TOKEN)
@@ -862,17 +864,17 @@ def test_metrics_require_the_token_and_need_no_worker(play: Play) -> None:
         assert found["tenure_queue_oldest_seconds"][{"queue": "default"}] == 30
         assert [found["tenure_worker_slots"][{"state": state}] for state in ("busy", "free")] == [0, 0]
         assert found["tenure_leader"][{"scope": "*"}] == 0
-        # Nobody has ever swept: an alert on the age must find that, too.
+        # No sweep has ever run: an alert on the age must detect that, too.
         assert found["tenure_reaper_age_seconds"][{}] == float("inf")
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_metrics_of_an_unreachable_storage_show_local_counters(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        storage = unsteady(stage)
+def test_metrics_of_an_unreachable_storage_show_local_counters(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        storage = unreliable(harness)
         storage.trouble = "fails"
-        seen = await ask(stage.app(storage=storage).health(token=TOKEN), "/metrics", headers=BEARER)
+        seen = await ask(harness.app(storage=storage).health(token=TOKEN), "/metrics", headers=BEARER)
         found = read(seen.body)
 
         assert seen.status == 200
@@ -880,7 +882,7 @@ def test_metrics_of_an_unreachable_storage_show_local_counters(play: Play) -> No
         assert "tenure_queue_jobs" not in found
         assert found["tenure_jobs_total"].samples == {}
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 async def test_liveness_fails_once_the_loop_is_blocked_for_too_long() -> None:

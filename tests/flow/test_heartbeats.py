@@ -1,4 +1,4 @@
-"""What keeps a lease alive, and what a handler hears when it is lost or cancelled."""
+"""What keeps a lease alive, and how a handler learns that its lease is lost or its job cancelled."""
 
 import asyncio
 from collections.abc import Sequence
@@ -24,11 +24,11 @@ from tenure.handlers.context import ProgressReports
 from tenure.storage.memory.storage import MemoryStorage
 from tenure.storage.protocol import ClaimRequest, ExchangeResult, RenewRequest, RenewResult
 from tenure_testing.simulation.event_loop import SimClock, SimLoop, simulate
-from tests.flow.conftest import FAST, Play, Stage
+from tests.flow.conftest import FAST, Harness, RunScenario
 
 
 class Listening(MemoryStorage):
-    """Memory that notes when beats come and how many runs they renew."""
+    """Memory that notes when beats arrive and how many runs they renew."""
 
     def __init__(self, clock: SimClock) -> None:
         super().__init__(clock=clock)
@@ -40,8 +40,8 @@ class Listening(MemoryStorage):
         return await super().renew(beat)
 
 
-class Away(MemoryStorage):
-    """Memory whose beats get no answer for a while, and do nothing."""
+class UnavailableMemory(MemoryStorage):
+    """Memory whose beats fail for a while and have no effect."""
 
     away = True
     silent_for = 0.0
@@ -55,7 +55,7 @@ class Away(MemoryStorage):
 
 
 class Unsettled(MemoryStorage):
-    """Memory that takes beats, and for a while no outcomes."""
+    """Memory that accepts beats, but no outcomes for a while."""
 
     away = False
 
@@ -73,9 +73,9 @@ class Unspeakable:
 
 
 @pytest.mark.statement(28, 87)
-def test_the_context_never_raises_and_keeps_valid_reports(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app()
+def test_the_context_never_raises_and_keeps_valid_reports(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app()
 
         @app.task
         async def talk() -> None:
@@ -89,7 +89,7 @@ def test_the_context_never_raises_and_keeps_valid_reports(play: Play) -> None:
             context.log.error(Unspeakable(), more=Unspeakable())
 
         job = await talk.enqueue()
-        await stage.start(app.worker())
+        await harness.start(app.worker())
         await job.result()
         detail = await job.info()
 
@@ -98,13 +98,13 @@ def test_the_context_never_raises_and_keeps_valid_reports(play: Play) -> None:
             ("info", "hello", {"part": "1"}, 1)
         ]
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 @pytest.mark.statement(28)
-def test_a_cancel_reaches_a_running_coroutine_with_the_next_beat(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app()
+def test_a_cancel_reaches_a_running_coroutine_with_the_next_beat(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app()
         seen: list[bool] = []
 
         @app.task
@@ -115,7 +115,7 @@ def test_a_cancel_reaches_a_running_coroutine_with_the_next_beat(play: Play) -> 
                 seen.append(current_job().cancelled)
 
         job = await wait.enqueue()
-        await stage.start(app.worker())
+        await harness.start(app.worker())
         await asyncio.sleep(1)
 
         assert await job.cancel("enough", by="me")
@@ -123,14 +123,14 @@ def test_a_cancel_reaches_a_running_coroutine_with_the_next_beat(play: Play) -> 
         async def over() -> bool:
             return await job.state() is not State.ACTIVE
 
-        await stage.until(over)
+        await harness.until(over)
         detail = await job.info()
         assert seen == [True]
-        assert [(event.by, event.was) for event in await stage.events_of(JobCancelled)] == [("me", "active")]
+        assert [(event.by, event.was) for event in await harness.events_of(JobCancelled)] == [("me", "active")]
         assert (detail.job.state, detail.job.reason, detail.runs[0].ended) == (State.CANCELLED, "enough", "cancelled")
-        assert stage.now < app.timing.beat.total_seconds() + 2
+        assert harness.now < app.timing.beat.total_seconds() + 2
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 @pytest.mark.fault("W-T7")
@@ -139,15 +139,15 @@ def test_beats_come_a_quarter_of_the_lease_apart_one_call_for_all_runs() -> None
     async def main(loop: SimLoop) -> None:
         clock = SimClock(loop)
         storage = Listening(clock)
-        stage = Stage(loop, clock, storage)
-        app = stage.app()
+        harness = Harness(loop, clock, storage)
+        app = harness.app()
 
         @app.task
         async def wait() -> None:
             await asyncio.sleep(3600)
 
         await app.enqueue_many(wait.call() for _ in range(8))
-        await stage.start(app.worker(concurrency=8))
+        await harness.start(app.worker(concurrency=8))
         await asyncio.sleep(31)
 
         assert storage.beats == [(0, 0), (5, 8), (10, 8), (15, 8), (20, 8), (25, 8), (30, 8)]
@@ -156,18 +156,18 @@ def test_beats_come_a_quarter_of_the_lease_apart_one_call_for_all_runs() -> None
 
 
 @pytest.mark.statement(84)
-def test_a_run_whose_lease_is_shorter_than_the_keepers_rest_wakes_it() -> None:
+def test_a_run_whose_lease_is_shorter_than_the_keepers_pause_wakes_it() -> None:
     async def main(loop: SimLoop) -> None:
         clock = SimClock(loop)
         storage = Listening(clock)
-        stage = Stage(loop, clock, storage)
-        app = stage.app()
+        harness = Harness(loop, clock, storage)
+        app = harness.app()
 
         @app.task(stall=Stall(interval="4s"))
         async def wait() -> None:
             await asyncio.sleep(3600)
 
-        await stage.start(app.worker())
+        await harness.start(app.worker())
         await asyncio.sleep(0.25)
         await wait.enqueue()
         await asyncio.sleep(4)
@@ -178,20 +178,20 @@ def test_a_run_whose_lease_is_shorter_than_the_keepers_rest_wakes_it() -> None:
 
 
 @pytest.mark.statement(84)
-def test_a_job_shorter_than_a_beat_costs_none(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app()
+def test_a_job_shorter_than_a_beat_causes_none(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app()
 
         @app.task
         async def quick() -> None: ...
 
-        await stage.start(app.worker())
+        await harness.start(app.worker())
         for _ in range(20):
             await (await quick.enqueue()).result()
 
-        assert stage.now < app.timing.beat.total_seconds()
+        assert harness.now < app.timing.beat.total_seconds()
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 @pytest.mark.statement(86)
@@ -199,8 +199,8 @@ def test_runs_that_ended_during_an_outage_are_renewed_until_settled() -> None:
     async def main(loop: SimLoop) -> None:
         clock = SimClock(loop)
         storage = Unsettled(clock=clock)
-        stage = Stage(loop, clock, storage)
-        app = stage.app(timing=Timing(lease="4s"))
+        harness = Harness(loop, clock, storage)
+        app = harness.app(timing=Timing(lease="4s"))
         ended: list[str] = []
 
         @app.task(stall=Stall(interval="4s"))
@@ -210,8 +210,8 @@ def test_runs_that_ended_during_an_outage_are_renewed_until_settled() -> None:
             return current_job().run
 
         jobs = [await task.enqueue() for _ in range(20)]
-        await stage.start(app.worker(concurrency=20), "one")
-        await stage.start(app.worker(concurrency=20), "two")
+        await harness.start(app.worker(concurrency=20), "one")
+        await harness.start(app.worker(concurrency=20), "two")
         await asyncio.sleep(5)
         storage.away = True
         await asyncio.sleep(30)
@@ -223,14 +223,14 @@ def test_runs_that_ended_during_an_outage_are_renewed_until_settled() -> None:
         storage.away = False
 
         assert [await job.result() for job in jobs] == [1] * 20
-        assert await stage.events_of(JobStalled) == []
+        assert await harness.events_of(JobStalled) == []
 
     simulate(main)
 
 
-def test_a_hung_handler_passes_its_progress_clock_and_the_event_says_so(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app(timing=FAST)
+def test_a_hung_handler_exceeds_its_progress_limit_and_the_event_says_so(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app(timing=FAST)
 
         @app.task(heartbeat_timeout="10s")
         async def task() -> int:
@@ -242,24 +242,24 @@ def test_a_hung_handler_passes_its_progress_clock_and_the_event_says_so(play: Pl
             return current_job().run
 
         job = await task.enqueue()
-        await stage.start(app.worker(), "one")
-        await stage.start(app.worker(), "two")
+        await harness.start(app.worker(), "one")
+        await harness.start(app.worker(), "two")
 
         assert await job.result() == 2
-        (stalled,) = await stage.events_of(JobStalled)
+        (stalled,) = await harness.events_of(JobStalled)
         assert stalled.reason == "no_progress"
         first = (await job.info()).runs[0]
         assert first.took is not None
         assert 40 <= first.took.total_seconds() <= 45
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 @pytest.mark.fault("W-T7", "W-B3")
 @pytest.mark.statement(32, 112)
-def test_a_run_that_lost_its_lease_is_stopped_and_its_worker_notified(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app, other = stage.app(timing=FAST), stage.app(timing=FAST)
+def test_a_run_that_lost_its_lease_is_stopped_and_its_worker_notified(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app, other = harness.app(timing=FAST), harness.app(timing=FAST)
         heard: list[LeaseLost] = []
         stopped: list[int] = []
 
@@ -274,21 +274,21 @@ def test_a_run_that_lost_its_lease_is_stopped_and_its_worker_notified(play: Play
         task = app.task(name="body")(body)
         other.task(name="body")(body)
         app.on(LeaseLost, scope="every")(heard.append)
-        first = await stage.start(app.worker(), "first")
+        first = await harness.start(app.worker(), "first")
         job = await task.enqueue()
         await asyncio.sleep(1)
-        stage.loop.pause(first)
-        await stage.start(other.worker(), "second")
+        harness.loop.pause(first)
+        await harness.start(other.worker(), "second")
         await asyncio.sleep(10)
-        stage.loop.wake(first)
+        harness.loop.wake(first)
 
         assert await job.result() == 2
         await asyncio.sleep(5)
         assert stopped == [1]
         assert [(event.id, event.run, event.reason) for event in heard] == [(job.id, 1, "lost")]
-        assert [event.run for event in await stage.events_of(JobCompleted)] == [2]
+        assert [event.run for event in await harness.events_of(JobCompleted)] == [2]
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 def test_current_job_outside_of_a_job_is_a_usage_error() -> None:
@@ -299,9 +299,9 @@ def test_current_job_outside_of_a_job_is_a_usage_error() -> None:
 def test_reports_of_a_failed_beat_are_sent_with_a_later_one() -> None:
     async def main(loop: SimLoop) -> None:
         clock = SimClock(loop)
-        storage = Away(clock=clock)
-        stage = Stage(loop, clock, storage)
-        app = stage.app(timing=Timing(lease="60s", beat="1s"))
+        storage = UnavailableMemory(clock=clock)
+        harness = Harness(loop, clock, storage)
+        app = harness.app(timing=Timing(lease="60s", beat="1s"))
 
         @app.task
         async def talk() -> None:
@@ -311,11 +311,11 @@ def test_reports_of_a_failed_beat_are_sent_with_a_later_one() -> None:
             await asyncio.sleep(30)
 
         job = await talk.enqueue()
-        await stage.start(app.worker())
+        await harness.start(app.worker())
         await asyncio.sleep(5)
 
         assert (await job.info()).log == ()
-        assert await stage.events_of(WorkerStarted) == []
+        assert await harness.events_of(WorkerStarted) == []
 
         storage.away = False
         await asyncio.sleep(5)
@@ -323,7 +323,7 @@ def test_reports_of_a_failed_beat_are_sent_with_a_later_one() -> None:
 
         assert [line.message for line in info.log] == ["line 0", "line 1", "line 2"]
         assert info.job.progress == 0.5
-        assert len(await stage.events_of(WorkerStarted)) == 1
+        assert len(await harness.events_of(WorkerStarted)) == 1
 
     simulate(main)
 
@@ -331,10 +331,10 @@ def test_reports_of_a_failed_beat_are_sent_with_a_later_one() -> None:
 def test_the_newest_unsent_log_lines_are_kept_and_the_others_counted() -> None:
     async def main(loop: SimLoop) -> None:
         clock = SimClock(loop)
-        storage = Away(clock=clock)
+        storage = UnavailableMemory(clock=clock)
         storage.silent_for = 0.5
-        stage = Stage(loop, clock, storage)
-        app = stage.app(timing=Timing(lease="60s", beat="1s"))
+        harness = Harness(loop, clock, storage)
+        app = harness.app(timing=Timing(lease="60s", beat="1s"))
 
         @app.task
         async def talk() -> None:
@@ -346,7 +346,7 @@ def test_the_newest_unsent_log_lines_are_kept_and_the_others_counted() -> None:
             await asyncio.sleep(30)
 
         job = await talk.enqueue()
-        await stage.start(app.worker())
+        await harness.start(app.worker())
         await asyncio.sleep(16)
         storage.away = False
         await asyncio.sleep(10)
@@ -358,7 +358,7 @@ def test_the_newest_unsent_log_lines_are_kept_and_the_others_counted() -> None:
     simulate(main)
 
 
-def test_lines_that_come_back_in_any_order_are_kept_in_theirs() -> None:
+def test_lines_given_back_in_any_order_are_kept_in_the_original_order() -> None:
     signs = ProgressReports()
     signs.log(1.0, "info", "first", {})
     first = signs.take()

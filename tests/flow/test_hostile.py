@@ -1,4 +1,4 @@
-"""Whatever a handler, a codec, middleware or an event handler raises: the job fails by it, and the worker goes on."""
+"""An arbitrary exception of a handler, a codec, middleware or an event handler fails its job only."""
 
 import asyncio
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tenure import JobReleased, WorkerStopping
-from tests.hostile import PLACES, RAISED, expected, made, run_hostile_jobs
+from tests.hostile import PLACES, RAISED, expected, make_app, run_hostile_jobs
 
 pytestmark = pytest.mark.thorough
 
@@ -26,14 +26,14 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 @pytest.mark.parametrize("way", ["loop", "thread"])
 async def test_a_hostile_exception_fails_its_job_and_no_other(url: str, way: str, place: str) -> None:
     heard: list[str] = []
-    app = made(url, heard)
+    app = make_app(url, heard)
     async with app, app.worker():
         ended = await run_hostile_jobs(app, way, place, within=30)
         events = (await app.storage.events(limit=10_000)).events
 
         assert ended == expected(place)
         assert not [event for event in events if isinstance(event, JobReleased | WorkerStopping)]
-        # Each completed job is heard by both handlers, whatever the other ones have raised.
+        # Both handlers get each completed job, no matter what the other handlers have raised.
         completed = len(RAISED) * (2 if place in ("event", "data") else 1)
         async with asyncio.timeout(10):
             while len(heard) < 2 * completed:  # noqa: ASYNC110 - the handlers are what changes

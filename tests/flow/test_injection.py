@@ -1,4 +1,4 @@
-"""What handlers are given by default value: made once a run, in order, and closed however the run ends."""
+"""Values injected into handlers: created once a run, in order, and closed however the run ends."""
 
 import asyncio
 import logging
@@ -29,20 +29,20 @@ from tenure import (
     UsageError,
     current_job,
 )
-from tests.flow.conftest import FAST, Play, Stage
+from tests.flow.conftest import FAST, Harness, RunScenario
 
 ONCE = Retry(max_attempts=1)
 
 
 class Ledger:
-    """What is open, and what has been opened and closed, with what was thrown into it."""
+    """What is open, and what has been opened and closed, with the exceptions thrown into it."""
 
     def __init__(self) -> None:
         self.notes: list[str] = []
         self.opened = self.closed = 0
 
     def resource(self, name: str) -> Callable[[], AsyncGenerator[str]]:
-        """Return an async generator function whose every opening and closing is written down."""
+        """Return an async generator function that records each opening and closing."""
 
         async def provider() -> AsyncGenerator[str]:
             self.opened += 1
@@ -63,22 +63,22 @@ class Ledger:
         return self.opened > 0 and self.opened == self.closed
 
 
-async def ended(stage: Stage, job: Job[Any]) -> State:
+async def ended(harness: Harness, job: Job[Any]) -> State:
     """Wait until a job is over."""
 
     async def over() -> bool:
         return await job.state() not in (State.ACTIVE, State.WAITING, State.DELAYED)
 
-    await stage.until(over)
+    await harness.until(over)
     return await job.state()
 
 
-# ── what is given ─────────────────────────────────────────────────────────────────────────────────────────────────
+# ── what is injected ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_handler_gets_injected_values_in_addition_to_its_arguments(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app()
+def test_a_handler_gets_injected_values_in_addition_to_its_arguments(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app()
 
         async def coroutine() -> str:
             return "coroutine"
@@ -102,18 +102,18 @@ def test_a_handler_gets_injected_values_in_addition_to_its_arguments(play: Play)
         ) -> Any:
             return number, one, two, three, job.id, word
 
-        await stage.start(app.worker())
+        await harness.start(app.worker())
         job = await task.enqueue(1, word="x")
 
         assert await job.result() == [1, "coroutine", "async generator", "async manager", job.id, "x"]
         assert (await (await task.enqueue(number=2)).result())[-1] == "word"
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_each_provider_is_called_once_per_run_after_its_dependencies(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app, ledger = stage.app(), Ledger()
+def test_each_provider_is_called_once_per_run_after_its_dependencies(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app, ledger = harness.app(), Ledger()
         pool = ledger.resource("pool")
         calls: list[int] = []
 
@@ -131,19 +131,19 @@ def test_each_provider_is_called_once_per_run_after_its_dependencies(play: Play)
             ledger.notes.append("handler")
             return users, connection
 
-        await stage.start(app.worker())
+        await harness.start(app.worker())
 
         assert await (await task.enqueue()).result() == ["pool.connection.users of pool", "pool.connection"]
         assert ledger.notes == ["+pool", "+connection", "handler", "-connection", "-pool"]
         await (await task.enqueue()).result()
         assert calls == [1, 1]
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_any_callable_can_be_a_provider_and_have_defaults(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app()
+def test_any_callable_can_be_a_provider_and_have_defaults(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app()
 
         class Making:
             async def __call__(self, of: str = "object") -> str:
@@ -160,11 +160,11 @@ def test_any_callable_can_be_a_provider_and_have_defaults(play: Play) -> None:
         ) -> Any:
             return one, two, three
 
-        await stage.start(app.worker())
+        await harness.start(app.worker())
 
         assert await (await task.enqueue()).result() == ["object", "method(){}", "partial"]
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 # ── closing ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -183,9 +183,11 @@ def test_any_callable_can_be_a_provider_and_have_defaults(play: Play) -> None:
         ("lost", "CancelledError"),
     ],
 )
-def test_opened_providers_are_closed_in_reverse_order_in_any_outcome(play: Play, way: str, saw: str | None) -> None:
-    async def scenario(stage: Stage) -> None:
-        app, ledger = stage.app(timing=FAST), Ledger()
+def test_opened_providers_are_closed_in_reverse_order_in_any_outcome(
+    run_scenario: RunScenario, way: str, saw: str | None
+) -> None:
+    async def scenario(harness: Harness) -> None:
+        app, ledger = harness.app(timing=FAST), Ledger()
         one, two = ledger.resource("one"), ledger.resource("two")
 
         @app.task(retry=ONCE, timeout="5s" if way == "timeout" else "1h", name="task")
@@ -201,25 +203,25 @@ def test_opened_providers_are_closed_in_reverse_order_in_any_outcome(play: Play,
                     await asyncio.sleep(3600 if current_job().run == 1 else 0)
 
         worker = app.worker(reaper=False)
-        node = await stage.start(worker)
+        node = await harness.start(worker)
         job = await task.enqueue()
         await asyncio.sleep(1)
         if way == "cancel":
             await job.cancel()
         elif way in ("hand-back", "forced"):
-            await stage.stop(node, worker, timeout="1s", force=way == "forced")
+            await harness.stop(node, worker, timeout="1s", force=way == "forced")
         elif way == "lost":
-            # Nobody renews it, so that another takes it over; the first hears of it once it goes on.
-            stage.loop.pause(node)
-            other = stage.app(timing=FAST)
+            # No keeper renews it, so another worker takes it over; the first learns of that once it continues.
+            harness.loop.pause(node)
+            other = harness.app(timing=FAST)
             other.tasks.update(app.tasks)
-            await stage.start(other.worker(), "other")
+            await harness.start(other.worker(), "other")
             await asyncio.sleep(6)
-            stage.loop.wake(node)
+            harness.loop.wake(node)
         if way in ("hand-back", "forced"):
             assert await job.state() is State.WAITING
         else:
-            await ended(stage, job)
+            await ended(harness, job)
             await asyncio.sleep(5)
 
         assert ledger.all_closed
@@ -230,12 +232,12 @@ def test_opened_providers_are_closed_in_reverse_order_in_any_outcome(play: Play,
             assert ledger.opened == 4
             assert ledger.notes.count("one saw CancelledError") == 1
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_many_runs_with_all_outcomes_leave_no_provider_open(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app, ledger = stage.app(timing=FAST), Ledger()
+def test_many_runs_with_all_outcomes_leave_no_provider_open(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app, ledger = harness.app(timing=FAST), Ledger()
         one, two = ledger.resource("one"), ledger.resource("two")
 
         async def brittle(first: str = Inject(one)) -> str:
@@ -257,22 +259,22 @@ def test_many_runs_with_all_outcomes_leave_no_provider_open(play: Play) -> None:
                     return
 
         worker = app.worker(concurrency=20)
-        node = await stage.start(worker)
+        node = await harness.start(worker)
         jobs = [await task.options(id=f"job {number}").enqueue(number) for number in range(200)]
         for step in range(10):
             await asyncio.sleep(0.7)
             await jobs[step * 17].cancel()
-        await stage.stop(node, worker, timeout="1s")
+        await harness.stop(node, worker, timeout="1s")
 
         assert ledger.opened > 150
         assert ledger.all_closed
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_a_provider_that_fails_to_open_fails_the_run_and_closes_others(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app, ledger = stage.app(), Ledger()
+def test_a_provider_that_fails_to_open_fails_the_run_and_closes_others(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app, ledger = harness.app(), Ledger()
         calls: list[int] = []
 
         async def broken() -> str:
@@ -282,7 +284,7 @@ def test_a_provider_that_fails_to_open_fails_the_run_and_closes_others(play: Pla
         async def task(one: str = Inject(ledger.resource("one")), two: str = Inject(broken)) -> None:
             calls.append(1)
 
-        await stage.start(app.worker())
+        await harness.start(app.worker())
         job = await task.enqueue()
 
         with pytest.raises(JobFailedError, match="no route"):
@@ -290,12 +292,12 @@ def test_a_provider_that_fails_to_open_fails_the_run_and_closes_others(play: Pla
         assert ledger.notes == ["+one", "one saw ConnectionError", "-one"]
         assert calls == []
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_a_provider_that_fails_to_close_fails_the_run_and_outer_ones(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app, ledger = stage.app(), Ledger()
+def test_a_provider_that_fails_to_close_fails_the_run_and_outer_ones(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app, ledger = harness.app(), Ledger()
 
         async def uncommitted(outer: str = Inject(ledger.resource("outer"))) -> AsyncGenerator[str]:
             yield outer
@@ -305,21 +307,21 @@ def test_a_provider_that_fails_to_close_fails_the_run_and_outer_ones(play: Play)
         async def task(session: str = Inject(uncommitted)) -> str:
             return "done"
 
-        await stage.start(app.worker())
+        await harness.start(app.worker())
         job = await task.enqueue()
 
         with pytest.raises(JobFailedError, match="not committed"):
             await job.result()
         assert ledger.notes == ["+outer", "outer saw ConnectionError", "-outer"]
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 def test_a_failure_to_close_after_a_failure_is_logged_and_the_first_counts(
-    play: Play, caplog: pytest.LogCaptureFixture
+    run_scenario: RunScenario, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def scenario(stage: Stage) -> None:
-        app, ledger = stage.app(), Ledger()
+    async def scenario(harness: Harness) -> None:
+        app, ledger = harness.app(), Ledger()
 
         async def brittle(outer: str = Inject(ledger.resource("outer"))) -> AsyncGenerator[str]:
             try:
@@ -331,7 +333,7 @@ def test_a_failure_to_close_after_a_failure_is_logged_and_the_first_counts(
         async def task(session: str = Inject(brittle)) -> None:
             raise ConnectionError("the first")
 
-        await stage.start(app.worker())
+        await harness.start(app.worker())
         job = await task.enqueue()
 
         with caplog.at_level(logging.ERROR), pytest.raises(JobFailedError, match="the first"):
@@ -342,15 +344,15 @@ def test_a_failure_to_close_after_a_failure_is_logged_and_the_first_counts(
         assert "secret" in line.fields["traceback"]
 
     with caplog.at_level(logging.ERROR):
-        play(scenario)
+        run_scenario(scenario)
 
     assert "brittle of job" in caplog.text
     assert "secret" not in caplog.text
 
 
-def test_a_provider_cannot_make_a_success_of_a_failure(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app()
+def test_a_provider_cannot_turn_a_failure_into_a_success(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app()
 
         async def swallowing() -> AsyncGenerator[str]:
             try:
@@ -362,17 +364,17 @@ def test_a_provider_cannot_make_a_success_of_a_failure(play: Play) -> None:
         async def task(given: str = Inject(swallowing)) -> None:
             raise ConnectionError("away")
 
-        await stage.start(app.worker())
+        await harness.start(app.worker())
 
         with pytest.raises(JobFailedError, match="away"):
             await (await task.enqueue()).result()
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_closing_takes_part_in_the_runs_timeout(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app()
+def test_the_runs_timeout_covers_the_closing_of_providers(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app()
         notes: list[str] = []
 
         async def slow() -> AsyncGenerator[str]:
@@ -385,18 +387,18 @@ def test_closing_takes_part_in_the_runs_timeout(play: Play) -> None:
         @app.task(retry=ONCE, timeout="5s")
         async def task(given: str = Inject(slow)) -> None: ...
 
-        await stage.start(app.worker())
+        await harness.start(app.worker())
 
         with pytest.raises(JobFailedError, match="timeout of 5 s"):
             await (await task.enqueue()).result()
         assert notes == ["cut off"]
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_closing_that_is_cut_off_lets_the_rest_be_closed(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app, ledger = stage.app(), Ledger()
+def test_a_provider_whose_closing_is_cut_off_lets_the_rest_be_closed(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app, ledger = harness.app(), Ledger()
 
         async def slow(outer: str = Inject(ledger.resource("outer"))) -> AsyncGenerator[str]:
             try:
@@ -409,24 +411,24 @@ def test_closing_that_is_cut_off_lets_the_rest_be_closed(play: Play) -> None:
             await asyncio.sleep(3600)
 
         worker = app.worker()
-        node = await stage.start(worker)
+        node = await harness.start(worker)
         job = await task.enqueue()
         await asyncio.sleep(1)
         await job.cancel()
         await asyncio.sleep(1)
         assert ledger.notes == ["+outer"]
-        began = stage.now
-        await stage.stop(node, worker, timeout=0)
+        began = harness.now
+        await harness.stop(node, worker, timeout=0)
 
-        assert stage.now - began < 4
+        assert harness.now - began < 4
         assert ledger.notes == ["+outer", "outer saw CancelledError", "-outer"]
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_a_plain_handler_whose_provider_is_not_ready_is_stopped_at_once(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app, ledger = stage.app(), Ledger()
+def test_a_plain_handler_whose_provider_is_not_ready_is_stopped_at_once(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app, ledger = harness.app(), Ledger()
 
         async def slow(outer: str = Inject(ledger.resource("outer"))) -> str:
             await asyncio.sleep(3600)
@@ -435,22 +437,22 @@ def test_a_plain_handler_whose_provider_is_not_ready_is_stopped_at_once(play: Pl
         @app.task
         def plain(slow: str = Inject(slow)) -> None: ...
 
-        await stage.start(app.worker())
+        await harness.start(app.worker())
         job = await plain.enqueue()
         await asyncio.sleep(1)
-        began = stage.now
+        began = harness.now
         await job.cancel()
 
-        assert await ended(stage, job) is State.CANCELLED
-        assert stage.now - began < 0.2
+        assert await ended(harness, job) is State.CANCELLED
+        assert harness.now - began < 0.2
         assert ledger.all_closed
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_a_hook_is_given_its_own_after_the_handlers_are_closed(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app, ledger = stage.app(), Ledger()
+def test_a_hook_gets_its_own_values_after_the_handlers_are_closed(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app, ledger = harness.app(), Ledger()
         db = ledger.resource("db")
 
         @app.task
@@ -461,7 +463,7 @@ def test_a_hook_is_given_its_own_after_the_handlers_are_closed(play: Play) -> No
         async def tidy(number: int, db: str = Inject(db)) -> None:
             ledger.notes.append(f"tidied {number} in {db}")
 
-        await stage.start(app.worker())
+        await harness.start(app.worker())
         job = await task.enqueue(7)
         await asyncio.sleep(1)
         await job.cancel()
@@ -470,15 +472,15 @@ def test_a_hook_is_given_its_own_after_the_handlers_are_closed(play: Play) -> No
             await job.result()
         assert ledger.notes == ["+db", "db saw CancelledError", "-db", "+db", "tidied 7 in db", "-db"]
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-# ── in place of ───────────────────────────────────────────────────────────────────────────────────────────────────
+# ── overrides ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_an_override_stands_in_wherever_it_is_asked_for_and_only_within(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app, ledger = stage.app(), Ledger()
+def test_an_override_applies_wherever_it_is_requested_and_only_within(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app, ledger = harness.app(), Ledger()
 
         async def real() -> str:
             return "real"
@@ -499,7 +501,7 @@ def test_an_override_stands_in_wherever_it_is_asked_for_and_only_within(play: Pl
         @task.on_cancel
         async def tidy(users: str = Inject(users), db: str = Inject(real)) -> None: ...
 
-        await stage.start(app.worker())
+        await harness.start(app.worker())
 
         async def seen() -> Any:
             return await (await task.enqueue()).result()
@@ -513,10 +515,10 @@ def test_an_override_stands_in_wherever_it_is_asked_for_and_only_within(play: Pl
         assert await seen() == ["users of real", "real"]
         assert ledger.all_closed
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_an_override_is_of_one_app_and_ends_with_an_error_too() -> None:
+def test_an_override_applies_to_one_app_and_ends_with_an_error_too() -> None:
     app, other = Tenure("memory://"), Tenure("memory://")
 
     def real() -> str:
@@ -536,9 +538,9 @@ def test_an_override_is_of_one_app_and_ends_with_an_error_too() -> None:
     assert app.runtime().overrides == {}
 
 
-def test_middleware_may_supply_an_injected_value(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app()
+def test_middleware_may_supply_an_injected_value(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app()
 
         async def real() -> str:
             return "real"
@@ -552,11 +554,11 @@ def test_middleware_may_supply_an_injected_value(play: Play) -> None:
         async def task(db: str = Inject(real)) -> str:
             return db
 
-        await stage.start(app.worker())
+        await harness.start(app.worker())
 
         assert await (await task.enqueue()).result() == "brought"
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 # ── threads ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -565,7 +567,7 @@ def test_middleware_may_supply_an_injected_value(play: Play) -> None:
 async def test_plain_providers_and_handler_share_one_thread_and_context() -> None:
     app = Tenure("memory://")
     threads: list[str] = []
-    tenant: ContextVar[str] = ContextVar("tenant", default="nobody")
+    tenant: ContextVar[str] = ContextVar("tenant", default="unset")
 
     def note() -> None:
         threads.append(threading.current_thread().name)
@@ -576,7 +578,7 @@ async def test_plain_providers_and_handler_share_one_thread_and_context() -> Non
 
     def generator(plain: str = Inject(plain)) -> Generator[str]:
         note()
-        token = tenant.set("somebody")
+        token = tenant.set("tenant")
         yield f"{plain}, generator"
         tenant.reset(token)
         note()
@@ -604,16 +606,16 @@ async def test_plain_providers_and_handler_share_one_thread_and_context() -> Non
     async with app, app.worker():
         assert await (await in_thread.enqueue()).result(timeout=10) == [
             "plain, generator, manager, coroutine",
-            "somebody",
+            "tenant",
         ]
         assert (len(threads), len(set(threads))) == (6, 1)
         threads.clear()
-        assert await (await on_loop.enqueue()).result(timeout=10) == ["plain, generator, manager, coroutine", "nobody"]
+        assert await (await on_loop.enqueue()).result(timeout=10) == ["plain, generator, manager, coroutine", "unset"]
         assert (len(threads), len(set(threads))) == (5, 1)
 
 
 async def test_providers_of_an_abandoned_thread_are_closed_after_it_ends() -> None:
-    # The limit counts from before the providers are called: on a busy machine a short one may be over too early.
+    # The limit counts from before the providers are called: on a busy machine a short one may expire too early.
     for timeout in (0.1, 0.5, 2.5, 12.5):
         notes = await _notes_of_a_thread_left_to_itself(timeout)
         if notes is not None:
@@ -623,7 +625,7 @@ async def test_providers_of_an_abandoned_thread_are_closed_after_it_ends() -> No
 
 
 async def _notes_of_a_thread_left_to_itself(timeout: float) -> list[str] | None:
-    """Return what was noted, or None if the limit was over before the handler began."""
+    """Return what was noted, or None if the limit expired before the handler began."""
     app = Tenure("memory://")
     begun, go, closed = threading.Event(), threading.Event(), asyncio.Event()
     notes: list[str] = []
@@ -737,7 +739,7 @@ async def test_a_provider_opened_while_its_run_is_stopped_is_closed() -> None:
     assert calls == []
 
 
-async def test_no_hook_tidies_up_while_a_thread_still_closes() -> None:
+async def test_no_hook_cleans_up_while_a_thread_still_closes() -> None:
     app = Tenure("memory://", timing=Timing.fast())
     committing, go, closed = asyncio.Event(), threading.Event(), threading.Event()
     loop = asyncio.get_running_loop()
@@ -847,7 +849,7 @@ def test_a_payload_cannot_set_an_injected_argument() -> None:
             pay.signature.decode(app.codec, app.codec.encode(payload))
 
 
-def test_a_direct_call_passes_it_itself() -> None:
+def test_a_direct_call_passes_injected_values_itself() -> None:
     pay = needy()
 
     with pytest.raises(UsageError, match=r"only a worker injects values; pass db=\.\.\., log=\.\.\."):
@@ -859,7 +861,7 @@ def test_a_direct_call_passes_it_itself() -> None:
         asyncio.run(pay(db="mine"))
 
 
-def test_a_key_knows_nothing_of_it() -> None:
+def test_a_key_cannot_use_an_injected_value() -> None:
     app = Tenure("memory://")
 
     def key(user: int) -> str:
@@ -906,7 +908,7 @@ def test_an_invalid_provider_is_refused(provider: Any, says: str) -> None:
         Tenure("memory://").override(get_db, provider).__enter__()
 
 
-def test_providers_in_a_circle_are_refused_where_the_task_is_defined() -> None:
+def test_providers_in_a_circle_are_refused_when_the_task_is_defined() -> None:
     app = Tenure("memory://")
 
     def one(two: str = "") -> str:

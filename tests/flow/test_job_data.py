@@ -12,17 +12,17 @@ from tenure.core.job import Owner
 from tenure.core.outcome import Interrupted
 from tenure.core.settlement import settlement
 from tenure.storage.protocol import ClaimRequest, LeaseRenewal, RenewRequest
-from tests.flow.conftest import FAST, Play, Stage
+from tests.flow.conftest import FAST, Harness, RunScenario
 
 OTHER = Owner("00000000000000cc", "other", "here", 3)
 AGAIN = Retry(max_attempts=5, base="1s", jitter=False)
 
 
-def test_a_retry_finds_the_data_of_the_run_before(play: Play) -> None:
+def test_a_retry_finds_the_data_of_the_run_before(run_scenario: RunScenario) -> None:
     found: list[dict[str, Any]] = []
 
-    async def scenario(stage: Stage) -> None:
-        app = stage.app()
+    async def scenario(harness: Harness) -> None:
+        app = harness.app()
 
         @app.task(retry=AGAIN)
         async def on_loop(number: int) -> int:
@@ -32,7 +32,7 @@ def test_a_retry_finds_the_data_of_the_run_before(play: Play) -> None:
         def in_thread(number: int) -> int:
             return visit(number)
 
-        await stage.start(app.worker())
+        await harness.start(app.worker())
         for task in (on_loop, in_thread):
             found.clear()
             job = await task.enqueue(7)
@@ -62,38 +62,38 @@ def test_a_retry_finds_the_data_of_the_run_before(play: Play) -> None:
                 pass
         return int(data["page"])
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 @pytest.mark.parametrize(
     "body", [b"{", b'{"a":"\xff"}', b'{"a":' + b"[" * 30_000], ids=["cut off", "not UTF-8", "deep"]
 )
-def test_damaged_data_are_reported_as_such(play: Play, body: bytes) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app()
+def test_damaged_data_are_reported_as_such(run_scenario: RunScenario, body: bytes) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app()
 
         @app.task(retry=Retry(max_attempts=1))
         async def reads() -> None:
             current_job().data["a"] = 1
 
         job = await reads.enqueue()
-        (lease,) = (await stage.storage.exchange(OTHER, (), ClaimRequest(("default",), 1))).leases
+        (lease,) = (await harness.storage.exchange(OTHER, (), ClaimRequest(("default",), 1))).leases
         damage = LeaseRenewal(lease.ref, lease.fence, data=body, data_number=1)
-        await stage.storage.renew(RenewRequest(OTHER, (damage,)))
+        await harness.storage.renew(RenewRequest(OTHER, (damage,)))
         with pytest.raises(UsageError, match=f"the data of job {job.id} cannot be read"):
             await job.data()
-        await stage.storage.exchange(OTHER, [settlement(lease, Interrupted("shutdown"), Random(1))])
-        await stage.start(app.worker())
+        await harness.storage.exchange(OTHER, [settlement(lease, Interrupted("shutdown"), Random(1))])
+        await harness.start(app.worker())
 
         with pytest.raises(JobFailedError, match=r"UsageError: the stored data of '.*reads' cannot be read"):
             await job.result()
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_the_data_of_half_a_second_ago_survive_a_dead_worker(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app(timing=FAST)
+def test_the_data_of_half_a_second_ago_survive_a_dead_worker(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app(timing=FAST)
         found: list[dict[str, Any]] = []
 
         @app.task
@@ -105,23 +105,23 @@ def test_the_data_of_half_a_second_ago_survive_a_dead_worker(play: Play) -> None
                 await asyncio.sleep(1)
 
         job = await counts.enqueue()
-        node = await stage.start(app.worker(reaper=False), "victim")
+        node = await harness.start(app.worker(reaper=False), "victim")
         await asyncio.sleep(3.7)
-        stage.loop.kill(node)
-        await stage.start(app.worker())
+        harness.loop.kill(node)
+        await harness.start(app.worker())
         await job.result()
 
         assert found == [{}, {"done": 4}]
         assert await job.data() == {"done": 10}
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_data_that_cannot_be_stored_are_refused_and_change_nothing(play: Play) -> None:
+def test_data_that_cannot_be_stored_are_refused_and_change_nothing(run_scenario: RunScenario) -> None:
     refused: list[str] = []
 
-    async def scenario(stage: Stage) -> None:
-        app = stage.app()
+    async def scenario(harness: Harness) -> None:
+        app = harness.app()
 
         @app.task(name="keeps")
         async def keeps() -> None:
@@ -139,7 +139,7 @@ def test_data_that_cannot_be_stored_are_refused_and_change_nothing(play: Play) -
             data["nested"] = {}
             data["nested"]["too large"] = "y" * 70_000
 
-        await stage.start(app.worker())
+        await harness.start(app.worker())
         job = await keeps.enqueue()
         await job.result()
 
@@ -150,12 +150,12 @@ def test_data_that_cannot_be_stored_are_refused_and_change_nothing(play: Play) -
         assert "the limit is 65,536" in refused[-1]
         assert ["are not stored" in line.message for line in (await job.info()).log] == [True]
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_progress_may_be_an_object_of_four_kibibytes(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app()
+def test_progress_may_be_an_object_of_four_kibibytes(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app()
 
         @app.task(name="reports")
         async def reports() -> None:
@@ -168,7 +168,7 @@ def test_progress_may_be_an_object_of_four_kibibytes(play: Play) -> None:
             with pytest.raises(UsageError, match="'seen'"):
                 job.progress({"seen": (1, 2)})
 
-        await stage.start(app.worker())
+        await harness.start(app.worker())
         job = await reports.enqueue()
         await job.result()
         record = (await job.info()).job
@@ -176,4 +176,4 @@ def test_progress_may_be_an_object_of_four_kibibytes(play: Play) -> None:
         assert (record.progress, record.progress_note) == ({"page": 3, "of": 40}, "on the way")
         assert await job.data() == {}
 
-    play(scenario)
+    run_scenario(scenario)

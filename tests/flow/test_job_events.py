@@ -1,4 +1,4 @@
-"""The story of one job, as whoever holds its handle hears it."""
+"""The events of one job, read by a holder of its handle."""
 
 import asyncio
 from contextlib import aclosing
@@ -25,17 +25,17 @@ from tenure import (
     current_job,
 )
 from tenure.storage.protocol import DeleteJob
-from tests.flow.conftest import FAST, Play, Stage
+from tests.flow.conftest import FAST, Harness, RunScenario
 
 
-async def story(job: Any) -> list[str]:
+async def event_names(job: Any) -> list[str]:
     async with aclosing(job.events()) as events:
         return [type(event).__name__ async for event in events]
 
 
-def test_the_events_of_a_job_arrive_live_and_end_with_it(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app(timing=FAST)
+def test_the_events_of_a_job_arrive_live_and_end_with_it(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app(timing=FAST)
 
         @app.task(name="flaky", retry=Retry(base="5s", jitter=False))
         async def flaky() -> None:
@@ -43,91 +43,91 @@ def test_the_events_of_a_job_arrive_live_and_end_with_it(play: Play) -> None:
                 raise ValueError
 
         other, job = await flaky.enqueue(), await flaky.enqueue()
-        heard = asyncio.create_task(story(job))
-        await stage.start(app.worker())
+        heard = asyncio.create_task(event_names(job))
+        await harness.start(app.worker())
         await other.result()
 
         expected = ["JobStarted", "JobRetried", "JobStarted", "JobCompleted"]
         assert await heard == expected
-        assert await story(job) == expected
+        assert await event_names(job) == expected
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_a_redriven_jobs_earlier_ends_are_part_of_its_story(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app(timing=FAST)
+def test_a_redriven_jobs_earlier_ends_are_among_its_events(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app(timing=FAST)
 
         @app.task(name="fails", retry=Retry(max_attempts=1))
         async def fails() -> None:
             raise ValueError
 
         job = await fails.enqueue()
-        node = await stage.start(app.worker())
-        assert await story(job) == ["JobStarted", "JobFailed"]
-        stage.loop.kill(node)
+        node = await harness.start(app.worker())
+        assert await event_names(job) == ["JobStarted", "JobFailed"]
+        harness.loop.kill(node)
         await job.redrive(by="ops")
-        heard = asyncio.create_task(story(job))
+        heard = asyncio.create_task(event_names(job))
         await asyncio.sleep(2)
         assert not heard.done()
         await job.cancel("enough")
 
         assert await heard == [kind.__name__ for kind in (JobStarted, JobFailed, JobRedriven, JobCancelled)]
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_a_stall_and_a_deletion_are_yielded(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app(timing=FAST)
+def test_a_stall_and_a_deletion_are_yielded(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app(timing=FAST)
 
         @app.task(name="slow")
         async def slow() -> None:
             await asyncio.sleep(3600)
 
         job = await slow.enqueue()
-        node = await stage.start(app.worker(reaper=False), "victim")
+        node = await harness.start(app.worker(reaper=False), "victim")
         await asyncio.sleep(0.5)
-        stage.loop.kill(node)
+        harness.loop.kill(node)
         rescuer = app.worker(queues=["another"])
-        await stage.start(rescuer)
+        await harness.start(rescuer)
         await asyncio.sleep(5)
-        await stage.storage.revise([DeleteJob(job.ref, by="ops")])
+        await harness.storage.revise([DeleteJob(job.ref, by="ops")])
 
-        assert await story(job) == [JobStalled.__name__, JobDeleted.__name__]
+        assert await event_names(job) == [JobStalled.__name__, JobDeleted.__name__]
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_optional_events_are_recorded_in_the_queues_that_request_them(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app(timing=FAST)
+def test_optional_events_are_recorded_in_the_queues_that_request_them(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app(timing=FAST)
 
         @app.task(name="talks", queue="loud")
         async def talks() -> None:
             current_job().progress(0.5, "half")
             await asyncio.sleep(3)
 
-        quiet = await talks.options(queue="quiet").enqueue()
+        unrecorded = await talks.options(queue="quiet").enqueue()
         await app.queue("loud").record(JobEnqueued, JobStarted, JobProgressed, QueueDrained)
-        loud = await talks.enqueue()
-        await stage.start(app.worker(queues=["loud", "quiet"]))
-        await quiet.result()
-        await loud.result()
-        started = [event for event in await stage.events_of(JobStarted) if event.id == loud.id]
+        recorded = await talks.enqueue()
+        await harness.start(app.worker(queues=["loud", "quiet"]))
+        await unrecorded.result()
+        await recorded.result()
+        started = [event for event in await harness.events_of(JobStarted) if event.id == recorded.id]
         await asyncio.sleep(1)
 
-        assert await story(quiet) == ["JobStarted", "JobProgressed", "JobCompleted"]
-        assert await story(loud) == ["JobEnqueued", "JobStarted", "JobProgressed", "JobCompleted"]
+        assert await event_names(unrecorded) == ["JobStarted", "JobProgressed", "JobCompleted"]
+        assert await event_names(recorded) == ["JobEnqueued", "JobStarted", "JobProgressed", "JobCompleted"]
         assert [(event.attempt, event.redelivered, event.run) for event in started] == [(1, False, 1)]
-        assert [event.queue for event in await stage.events_of(QueueDrained)] == ["loud"]
+        assert [event.queue for event in await harness.events_of(QueueDrained)] == ["loud"]
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_changes_that_are_not_recorded_are_read_from_the_record(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app(timing=FAST)
+def test_changes_that_are_not_recorded_are_read_from_the_record(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app(timing=FAST)
 
         @app.task(name="climbs", retry=Retry(max_attempts=2, base="5s", jitter=False))
         async def climbs() -> None:
@@ -142,12 +142,12 @@ def test_changes_that_are_not_recorded_are_read_from_the_record(play: Play) -> N
 
         async def follow() -> None:
             async with aclosing(job.events()) as events:
-                seen.extend([(stage.now, event) async for event in events])
+                seen.extend([(harness.now, event) async for event in events])
 
         following = asyncio.create_task(follow())
         worker = app.worker()
-        await stage.start(worker)
-        began = stage.now
+        await harness.start(worker)
+        began = harness.now
         await following
 
         def brief(event: Any) -> Any:
@@ -170,15 +170,15 @@ def test_changes_that_are_not_recorded_are_read_from_the_record(play: Play) -> N
         late = [at - began - 2 * event.value for at, event in seen[1:4]]
         assert max(late) <= 1.1
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_an_unknown_job_has_no_story(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
+def test_the_events_of_an_unknown_job_raise_job_not_found(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
         with pytest.raises(JobNotFoundError):
-            await story(stage.app().job("nobody"))
+            await event_names(harness.app().job("unknown"))
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 @pytest.mark.parametrize("kind", [JobRetried, JobCompleted, "started", None])
@@ -189,40 +189,42 @@ def test_only_optional_events_can_be_requested(kind: Any) -> None:
         asyncio.run(queue.record(kind))
 
 
-def test_a_completed_event_has_the_result_of_the_handler(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app(timing=FAST)
+def test_a_completed_event_has_the_result_of_the_handler(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app(timing=FAST)
 
         @app.task(name="pair")
         async def pair() -> tuple[int, str]:
             return 7, "seven"
 
         job = await pair.enqueue()
-        await stage.start(app.worker())
+        await harness.start(app.worker())
         await job.result()
         async with aclosing(job.events()) as events:
-            told = [event.result async for event in events if isinstance(event, JobCompleted)]
+            results = [event.result async for event in events if isinstance(event, JobCompleted)]
 
-        assert told == [(7, "seven")]
+        assert results == [(7, "seven")]
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_a_handler_of_an_unrecorded_event_logs_a_warning(play: Play, caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app(timing=FAST)
+def test_a_handler_of_an_unrecorded_event_logs_a_warning(
+    run_scenario: RunScenario, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app(timing=FAST)
         app.on(JobStarted)(print)
         app.on(JobCompleted)(print)
-        await stage.start(app.worker(), "deaf")
+        await harness.start(app.worker(), "without_handlers")
         await asyncio.sleep(1)
         warned = caplog.text
         caplog.clear()
         await app.queue("default").record(JobStarted)
-        await stage.start(app.worker(), "hearing")
+        await harness.start(app.worker(), "with_handlers")
         await asyncio.sleep(1)
 
         assert "handlers of started receive no events" in warned
         assert "completed" not in warned
         assert "receive no events" not in caplog.text
 
-    play(scenario)
+    run_scenario(scenario)

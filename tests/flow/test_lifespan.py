@@ -1,4 +1,4 @@
-"""What lives as long as a worker: entered before the first claim, left after the last run, whatever happens between."""
+"""The lifespan of a worker: entered before the first claim, left after the last run, no matter what happens."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Generator
@@ -19,12 +19,12 @@ from tenure import (
     current_job,
 )
 from tenure_testing.simulation.event_loop import SimClock, SimLoop, simulate
-from tests.flow.conftest import FAST, Play, Stage
-from tests.flow.test_stops import Closed
+from tests.flow.conftest import FAST, Harness, RunScenario
+from tests.flow.test_stops import ClosableMemory
 
 
 class Life:
-    """A lifespan that takes its time, and what is known of it."""
+    """A lifespan that takes a while, and a record of what it did."""
 
     def __init__(self, *, enters: float = 0.0, leaves: float = 0.0) -> None:
         self.notes: list[str] = []
@@ -49,10 +49,10 @@ class Life:
             self.notes.append(f"left {number}")
 
 
-def test_it_is_entered_before_the_first_claim_and_left_after_the_last_run(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
+def test_a_lifespan_is_entered_before_the_first_claim_and_left_at_the_end(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
         life = Life(enters=2)
-        app = stage.app(lifespan=life)
+        app = harness.app(lifespan=life)
 
         @app.task
         async def task() -> None:
@@ -65,22 +65,22 @@ def test_it_is_entered_before_the_first_claim_and_left_after_the_last_run(play: 
 
         job = await task.enqueue()
         worker = app.worker()
-        node = await stage.start(worker)
+        node = await harness.start(worker)
         assert life.notes == ["entered 1"]
         await asyncio.sleep(1)
-        await stage.stop(node, worker, timeout="1s")
+        await harness.stop(node, worker, timeout="1s")
 
         assert life.notes == ["entered 1", "run", "over", "left 1"]
         assert life.apps == [app]
         assert life.cut_off == 0
         assert await job.state() is State.WAITING
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_the_yielded_state_is_available_wherever_the_job_is(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app(lifespan=Life())
+def test_the_yielded_state_is_available_wherever_the_job_is(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app(lifespan=Life())
         seen: list[Any] = []
 
         @app.middleware
@@ -96,38 +96,38 @@ def test_the_yielded_state_is_available_wherever_the_job_is(play: Play) -> None:
             seen.append(current_job().state)
             return number
 
-        await stage.start(app.worker())
+        await harness.start(app.worker())
 
         assert await (await task.enqueue()).result() == 1
         assert seen == [{"number": 1}] * 2
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_a_worker_without_a_yielded_state_has_the_state_none(play: Play) -> None:
+def test_a_worker_without_a_yielded_state_has_the_state_none(run_scenario: RunScenario) -> None:
     @asynccontextmanager
     async def silent(app: Tenure) -> AsyncGenerator[None]:
         yield
 
-    async def scenario(stage: Stage) -> None:
-        for app in (stage.app(), stage.app(lifespan=silent)):
+    async def scenario(harness: Harness) -> None:
+        for app in (harness.app(), harness.app(lifespan=silent)):
 
             @app.task(name="task")
             async def task() -> Any:
                 return current_job().state is None
 
             worker = app.worker()
-            node = await stage.start(worker)
+            node = await harness.start(worker)
             assert await (await task.enqueue()).result() is True
-            await stage.stop(node, worker)
+            await harness.stop(node, worker)
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_each_worker_enters_its_own(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
+def test_each_worker_enters_a_lifespan_of_its_own(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
         life = Life()
-        app = stage.app(lifespan=life)
+        app = harness.app(lifespan=life)
 
         @app.task
         async def task() -> Any:
@@ -135,40 +135,40 @@ def test_each_worker_enters_its_own(play: Play) -> None:
             return current_job().state["number"]
 
         one, two = app.worker(concurrency=1), app.worker(concurrency=1)
-        node, other = await stage.start(one, "one"), await stage.start(two, "two")
+        node, other = await harness.start(one, "one"), await harness.start(two, "two")
         jobs = [await task.enqueue() for _ in range(2)]
 
         assert sorted([await job.result() for job in jobs]) == [1, 2]
-        await stage.stop(node, one)
+        await harness.stop(node, one)
         assert life.notes == ["entered 1", "entered 2", "left 1"]
-        await stage.stop(other, two)
+        await harness.stop(other, two)
         assert life.notes[3:] == ["left 2"]
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_a_burst_leaves_it(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
+def test_a_burst_worker_leaves_its_lifespan(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
         life = Life(leaves=2)
-        app = stage.app(lifespan=life)
+        app = harness.app(lifespan=life)
 
         @app.task
         async def task() -> None: ...
 
         await task.enqueue()
         worker = app.worker(burst=True)
-        node = await stage.start(worker)
-        await stage.loop.start(node, worker.wait())
+        node = await harness.start(worker)
+        await harness.loop.start(node, worker.wait())
 
         assert life.notes == ["entered 1", "left 1"]
         assert life.cut_off == 0
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_it_is_left_in_the_task_that_entered_it(play: Play) -> None:
+def test_a_lifespan_is_left_in_the_task_that_entered_it(run_scenario: RunScenario) -> None:
     tasks: list[Any] = []
-    beside: list[str] = []
+    finished: list[str] = []
 
     @asynccontextmanager
     async def lifespan(app: Tenure) -> AsyncGenerator[None]:
@@ -176,7 +176,7 @@ def test_it_is_left_in_the_task_that_entered_it(play: Play) -> None:
             try:
                 await asyncio.sleep(3600)
             finally:
-                beside.append("watched")
+                finished.append("watched")
 
         tasks.append(asyncio.current_task())
         async with asyncio.TaskGroup() as group:
@@ -185,25 +185,27 @@ def test_it_is_left_in_the_task_that_entered_it(play: Play) -> None:
             watching.cancel()
         tasks.append(asyncio.current_task())
 
-    async def scenario(stage: Stage) -> None:
-        worker = stage.app(lifespan=lifespan).worker()
-        node = await stage.start(worker)
+    async def scenario(harness: Harness) -> None:
+        worker = harness.app(lifespan=lifespan).worker()
+        node = await harness.start(worker)
         await asyncio.sleep(1)
-        await stage.stop(node, worker)
+        await harness.stop(node, worker)
 
         assert tasks[0] is tasks[1]
-        assert beside == ["watched"]
+        assert finished == ["watched"]
         tasks.clear()
-        beside.clear()
+        finished.clear()
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 # ── failing ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_an_error_at_the_start_of_a_lifespan_stops_the_start(play: Play, caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario(stage: Stage) -> None:
+def test_an_error_at_the_start_of_a_lifespan_stops_the_start(
+    run_scenario: RunScenario, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario(harness: Harness) -> None:
         attempts: list[int] = []
 
         @asynccontextmanager
@@ -213,7 +215,7 @@ def test_an_error_at_the_start_of_a_lifespan_stops_the_start(play: Play, caplog:
                 raise ConnectionRefusedError("no database")
             yield "entered"
 
-        app = stage.app(lifespan=lifespan)
+        app = harness.app(lifespan=lifespan)
 
         @app.task
         async def task() -> Any:
@@ -222,39 +224,39 @@ def test_an_error_at_the_start_of_a_lifespan_stops_the_start(play: Play, caplog:
         job = await task.enqueue()
         worker = app.worker()
         with pytest.raises(ConnectionRefusedError, match="no database"):
-            await stage.start(worker)
+            await harness.start(worker)
         await asyncio.sleep(30)
         record = (await job.info()).job
 
         assert (record.state, record.starts) == (State.WAITING, 0)
         assert "does not start: its lifespan cannot be entered" in caplog.text
-        # The database is back.
-        await stage.start(worker)
+        # The database is available again.
+        await harness.start(worker)
         assert await job.result() == "entered"
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 def test_a_storage_that_cannot_be_opened_enters_nothing() -> None:
-    class Away(Closed):
+    class UnavailableMemory(ClosableMemory):
         async def open(self) -> None:
             raise StorageUnavailableError("away")
 
     async def main(loop: SimLoop) -> None:
         clock, life = SimClock(loop), Life()
-        stage = Stage(loop, clock, Away(clock))
+        harness = Harness(loop, clock, UnavailableMemory(clock))
         with pytest.raises(StorageUnavailableError):
-            await stage.start(stage.app(lifespan=life).worker())
+            await harness.start(harness.app(lifespan=life).worker())
 
         assert life.apps == []
 
     simulate(main)
 
 
-def test_a_stop_during_the_start_lets_it_be_left(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
+def test_a_stop_during_the_start_leaves_the_lifespan(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
         life = Life(enters=5, leaves=3)
-        worker = stage.app(lifespan=life).worker()
+        worker = harness.app(lifespan=life).worker()
         starting = asyncio.create_task(worker.start())
         await asyncio.sleep(1)
         await worker.stop()
@@ -262,51 +264,51 @@ def test_a_stop_during_the_start_lets_it_be_left(play: Play) -> None:
         assert starting.done()
         assert worker.ended
         assert life.notes == ["entered 1", "left 1"]
-        assert (life.cut_off, stage.now) == (0, 8)
+        assert (life.cut_off, harness.now) == (0, 8)
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 @pytest.mark.parametrize(("how", "most"), [({"timeout": "3s"}, 3.2), ({"timeout": "1h", "force": True}, 0.2)])
-def test_one_that_hangs_while_it_is_entered_is_cut_off_by_a_stop(
-    play: Play, how: Any, most: float, caplog: pytest.LogCaptureFixture
+def test_a_lifespan_that_hangs_at_its_start_is_cut_off_by_a_stop(
+    run_scenario: RunScenario, how: Any, most: float, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def scenario(stage: Stage) -> None:
+    async def scenario(harness: Harness) -> None:
         life = Life(enters=3600)
-        worker = stage.app(lifespan=life).worker()
+        worker = harness.app(lifespan=life).worker()
         starting = asyncio.create_task(worker.start())
         await asyncio.sleep(1)
-        began = stage.now
+        began = harness.now
         await worker.stop(**how)
 
-        assert stage.now - began <= most
+        assert harness.now - began <= most
         assert starting.done()
         assert worker.ended
         assert life.notes == []
         assert "took too long to be entered; cancelling it" in caplog.text
         assert len(asyncio.all_tasks()) == 1
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_a_start_that_is_given_up_takes_it_along(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
+def test_a_start_that_is_cancelled_cancels_the_lifespan(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
         life = Life(enters=5)
-        worker = stage.app(lifespan=life).worker()
+        worker = harness.app(lifespan=life).worker()
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(1):
                 await worker.start()
-        took = stage.now
+        took = harness.now
         await asyncio.sleep(10)
 
         assert (took, life.notes) == (1, [])
         assert len(asyncio.all_tasks()) == 1
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_one_that_ends_by_itself_takes_its_worker_along_which_hands_back(
-    play: Play, caplog: pytest.LogCaptureFixture
+def test_a_lifespan_that_ends_by_itself_stops_its_worker_and_releases_jobs(
+    run_scenario: RunScenario, caplog: pytest.LogCaptureFixture
 ) -> None:
     @asynccontextmanager
     async def lifespan(app: Tenure) -> AsyncGenerator[None]:
@@ -318,95 +320,95 @@ def test_one_that_ends_by_itself_takes_its_worker_along_which_hands_back(
             group.create_task(dies())
             yield
 
-    async def scenario(stage: Stage) -> None:
-        app = stage.app(lifespan=lifespan, timing=FAST)
+    async def scenario(harness: Harness) -> None:
+        app = harness.app(lifespan=lifespan, timing=FAST)
 
         @app.task
         async def task() -> None:
             await asyncio.sleep(60)
 
         worker = app.worker()
-        node = await stage.start(worker)
+        node = await harness.start(worker)
         job = await task.enqueue()
         with pytest.raises(BaseExceptionGroup) as raised:
-            await stage.loop.start(node, worker.wait())
+            await harness.loop.start(node, worker.wait())
         record = (await job.info()).job
 
         assert raised.group_contains(RuntimeError, match="the lifespan ended before its worker did")
         assert worker.ended
-        assert stage.now < 8
+        assert harness.now < 8
         assert (record.state, record.releases) == (State.WAITING, 1)
         assert "the pool is gone" in caplog.text
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 def test_an_error_at_the_end_of_a_lifespan_is_logged_and_ends_cleanly(
-    play: Play, caplog: pytest.LogCaptureFixture
+    run_scenario: RunScenario, caplog: pytest.LogCaptureFixture
 ) -> None:
     @asynccontextmanager
     async def lifespan(app: Tenure) -> AsyncGenerator[None]:
         yield
         raise ConnectionResetError("gone before")
 
-    async def scenario(stage: Stage) -> None:
-        worker = stage.app(lifespan=lifespan).worker()
-        node = await stage.start(worker)
-        await stage.stop(node, worker)
-        await stage.loop.start(node, worker.wait())
+    async def scenario(harness: Harness) -> None:
+        worker = harness.app(lifespan=lifespan).worker()
+        node = await harness.start(worker)
+        await harness.stop(node, worker)
+        await harness.loop.start(node, worker.wait())
 
         assert worker.ended
         assert "failed while it ended" in caplog.text
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-# ── bounds ────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── time limits ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize(
     ("drain", "force", "least", "most"),
     [
         (0, False, 3.4, 3.75),
-        # What the drain leaves over is the lifespan's.
+        # The lifespan gets what the drain leaves over.
         (25, False, 24, 26),
         (25, True, 1.4, 1.75),
     ],
 )
-def test_one_that_does_not_end_is_cut_off_within_the_bounds_of_a_stop(
-    play: Play, drain: int, force: bool, least: float, most: float, caplog: pytest.LogCaptureFixture
+def test_a_lifespan_that_does_not_end_is_cut_off_within_a_stops_limits(
+    run_scenario: RunScenario, drain: int, force: bool, least: float, most: float, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def scenario(stage: Stage) -> None:
+    async def scenario(harness: Harness) -> None:
         life = Life(leaves=3600)
-        worker = stage.app(lifespan=life).worker()
-        node = await stage.start(worker)
+        worker = harness.app(lifespan=life).worker()
+        node = await harness.start(worker)
         await asyncio.sleep(1)
-        began = stage.now
-        await stage.stop(node, worker, timeout=drain, force=force)
+        began = harness.now
+        await harness.stop(node, worker, timeout=drain, force=force)
 
-        assert least <= stage.now - began <= most
+        assert least <= harness.now - began <= most
         assert (life.cut_off, life.notes) == (1, ["entered 1", "left 1"])
         assert "took too long to end; cancelling it" in caplog.text
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_a_second_stop_by_force_hastens_it(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
+def test_a_second_stop_by_force_shortens_the_wait_for_a_lifespan(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
         life = Life(leaves=3600)
-        worker = stage.app(lifespan=life).worker()
-        node = await stage.start(worker)
+        worker = harness.app(lifespan=life).worker()
+        node = await harness.start(worker)
         await asyncio.sleep(1)
-        patient = stage.loop.start(node, worker.stop(timeout="1h"))
+        patient = harness.loop.start(node, worker.stop(timeout="1h"))
         await asyncio.sleep(60)
-        began = stage.now
-        await stage.stop(node, worker, force=True)
+        began = harness.now
+        await harness.stop(node, worker, force=True)
         await patient
 
-        assert stage.now - began < 1
+        assert harness.now - began < 1
         assert life.cut_off == 1
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 @pytest.mark.parametrize("closed", ["refuses", "hangs"])
@@ -416,9 +418,9 @@ def test_a_lifespan_ends_after_all_runs_in_every_kind_of_stop(
 ) -> None:
     async def main(loop: SimLoop) -> None:
         clock, life = SimClock(loop), Life(leaves=leaves)
-        storage = Closed(clock)
-        stage = Stage(loop, clock, storage)
-        app = stage.app(lifespan=life)
+        storage = ClosableMemory(clock)
+        harness = Harness(loop, clock, storage)
+        app = harness.app(lifespan=life)
 
         @app.task
         async def stubborn() -> None:
@@ -429,15 +431,15 @@ def test_a_lifespan_ends_after_all_runs_in_every_kind_of_stop(
                     continue
 
         worker = app.worker()
-        node = await stage.start(worker)
+        node = await harness.start(worker)
         await stubborn.enqueue()
         await asyncio.sleep(10)
         storage.closed = closed
-        began = stage.now
-        await stage.stop(node, worker)
+        began = harness.now
+        await harness.stop(node, worker)
 
         # No longer than without one: the process around it, and its supervisor, need the rest of the 5 s.
-        assert stage.now - began <= 25 + 3.75
+        assert harness.now - began <= 25 + 3.75
         assert life.cut_off == (leaves == 3600)
         assert life.notes == ["entered 1", "left 1"]
 
@@ -483,12 +485,12 @@ def nothing(app: Tenure) -> None: ...
 
 @pytest.mark.parametrize("lifespan", [plain, nothing])
 def test_a_lifespan_without_an_async_context_manager_is_refused_at_start(
-    play: Play, lifespan: Callable[..., Any]
+    run_scenario: RunScenario, lifespan: Callable[..., Any]
 ) -> None:
-    async def scenario(stage: Stage) -> None:
+    async def scenario(harness: Harness) -> None:
         with pytest.raises(
             UsageError, match=r"not an async context manager; decorate .* with contextlib\.asynccontext"
         ):
-            await stage.start(stage.app(lifespan=lifespan).worker())
+            await harness.start(harness.app(lifespan=lifespan).worker())
 
-    play(scenario)
+    run_scenario(scenario)

@@ -10,7 +10,7 @@ import pytest
 from tenure import Reject, Retry, Snooze, Task, current_job
 from tenure.cli.logs import JsonLines
 from tenure.handlers.log_fields import JobRecordFactory, add_log_fields
-from tests.flow.conftest import Play, Stage
+from tests.flow.conftest import Harness, RunScenario
 
 FIELDS = ("tenure_job_id", "tenure_task", "tenure_queue", "tenure_run", "tenure_fence")
 log = logging.getLogger("shop.orders")
@@ -26,11 +26,11 @@ def named(caplog: pytest.LogCaptureFixture, name: str) -> list[logging.LogRecord
     return [record for record in caplog.records if record.name == name]
 
 
-def test_a_worker_says_at_its_start_what_it_is(play: Play, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_worker_logs_its_settings_at_its_start(run_scenario: RunScenario, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "tenure")
 
-    async def scenario(stage: Stage) -> None:
-        app = stage.app()
+    async def scenario(harness: Harness) -> None:
+        app = harness.app()
 
         @app.task
         async def mail() -> None: ...
@@ -38,30 +38,32 @@ def test_a_worker_says_at_its_start_what_it_is(play: Play, caplog: pytest.LogCap
         @app.task
         async def bill() -> None: ...
 
-        await stage.start(app.worker(queues=["default", "night"], concurrency=7))
+        await harness.start(app.worker(queues=["default", "night"], concurrency=7))
 
-    play(scenario)
+    run_scenario(scenario)
     (line,) = [record.getMessage() for record in named(caplog, "tenure") if " starts: " in record.getMessage()]
     for part in ("tenure 0.", "storage ", "queues default, night", "concurrency 7", "mail", "bill"):
         assert part in line
 
 
-def test_a_run_is_logged_when_it_starts_and_completes(play: Play, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_run_is_logged_when_it_starts_and_completes(
+    run_scenario: RunScenario, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO, "tenure")
     seen: list[Any] = []
 
-    async def scenario(stage: Stage) -> None:
-        app = stage.app()
+    async def scenario(harness: Harness) -> None:
+        app = harness.app()
 
         @app.task
         async def quick() -> None: ...
 
-        await stage.start(app.worker())
+        await harness.start(app.worker())
         job = await quick.enqueue()
         await job.result()
         seen.append(job.id)
 
-    play(scenario)
+    run_scenario(scenario)
     began, ended = named(caplog, "tenure.jobs")
     assert (began.levelname, ended.levelname) == ("INFO", "INFO")
     assert began.getMessage().startswith(f"job {seen[0]} (")
@@ -74,24 +76,26 @@ def test_a_run_is_logged_when_it_starts_and_completes(play: Play, caplog: pytest
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("level", [logging.WARNING, logging.INFO])
-def test_a_failure_is_logged_with_its_exception(play: Play, level: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failure_is_logged_with_its_exception(
+    run_scenario: RunScenario, level: int, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(level, "tenure")
     raised: list[BaseException] = []
 
-    async def scenario(stage: Stage) -> None:
-        app = stage.app()
+    async def scenario(harness: Harness) -> None:
+        app = harness.app()
 
         @app.task(retry=Retry(max_attempts=2, base="1s"))
         def fragile() -> None:
             raised.append(ConnectionError("the mail server refuses"))
             raise raised[-1]
 
-        await stage.start(app.worker())
+        await harness.start(app.worker())
         job = await fragile.enqueue()
         with pytest.raises(Exception, match="refuses"):
             await job.result()
 
-    play(scenario)
+    run_scenario(scenario)
     retried, failed = [record for record in named(caplog, "tenure.jobs") if record.levelno > logging.INFO]
     assert (retried.levelname, failed.levelname) == ("WARNING", "ERROR")
     assert "ConnectionError: the mail server refuses; retrying in" in retried.getMessage()
@@ -103,11 +107,11 @@ def test_a_failure_is_logged_with_its_exception(play: Play, level: int, caplog: 
     assert (fields(retried)[3], fields(failed)[3]) == (1, 2)
 
 
-def test_the_log_names_each_other_end_of_a_run(play: Play, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_log_names_each_other_end_of_a_run(run_scenario: RunScenario, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "tenure")
 
-    async def scenario(stage: Stage) -> None:
-        app = stage.app()
+    async def scenario(harness: Harness) -> None:
+        app = harness.app()
 
         @app.task
         async def sleepy() -> None:
@@ -120,21 +124,21 @@ def test_the_log_names_each_other_end_of_a_run(play: Play, caplog: pytest.LogCap
 
         @app.task(timeout="1s", retry=Retry(max_attempts=1))
         async def slow() -> None:
-            await stage.until(never)
+            await harness.until(never)
 
         async def never() -> bool:
             return False
 
-        await stage.start(app.worker())
+        await harness.start(app.worker())
         some: list[Task[..., Any]] = [sleepy, refused, slow]
         for task in some:
             job = await task.enqueue()
-            await stage.until(lambda job=job: ended(job))  # type: ignore[misc]
+            await harness.until(lambda job=job: ended(job))  # type: ignore[misc]
 
     async def ended(job: Any) -> bool:
         return (await job.info()).job.finished is not None
 
-    play(scenario)
+    run_scenario(scenario)
     text = "\n".join(record.getMessage() for record in named(caplog, "tenure.jobs"))
     assert "(snoozed); due again in 1.0 s" in text
     assert "reason rejected: Reject: not ours" in text
@@ -144,9 +148,9 @@ def test_the_log_names_each_other_end_of_a_run(play: Play, caplog: pytest.LogCap
     assert isinstance(timed_out.exc_info[1], TimeoutError)
 
 
-def test_a_stored_traceback_begins_in_the_users_code(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app()
+def test_a_stored_traceback_begins_in_the_users_code(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app()
 
         @app.task(retry=Retry(max_attempts=1), timeout="1m")
         async def on_loop() -> None:
@@ -156,7 +160,7 @@ def test_a_stored_traceback_begins_in_the_users_code(play: Play) -> None:
         def in_thread() -> None:
             raise ValueError("bad")
 
-        await stage.start(app.worker())
+        await harness.start(app.worker())
         some: list[Task[..., Any]] = [on_loop, in_thread]
         for task in some:
             job = await task.enqueue()
@@ -168,15 +172,15 @@ def test_a_stored_traceback_begins_in_the_users_code(play: Play) -> None:
             assert first == "Traceback (most recent call last):"
             assert frame.endswith(task.function.__name__), frame
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_each_line_of_a_handler_carries_its_job(play: Play, caplog: pytest.LogCaptureFixture) -> None:
+def test_each_line_of_a_handler_carries_its_job(run_scenario: RunScenario, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     refs: list[Any] = []
 
-    async def scenario(stage: Stage) -> None:
-        app = stage.app()
+    async def scenario(harness: Harness) -> None:
+        app = harness.app()
 
         @app.task
         async def on_loop() -> None:
@@ -189,7 +193,7 @@ def test_each_line_of_a_handler_carries_its_job(play: Play, caplog: pytest.LogCa
             alone.start()
             alone.join()
 
-        await stage.start(app.worker())
+        await harness.start(app.worker())
         some: list[Task[..., Any]] = [on_loop, in_thread]
         for task in some:
             job = await task.enqueue()
@@ -197,7 +201,7 @@ def test_each_line_of_a_handler_carries_its_job(play: Play, caplog: pytest.LogCa
             refs.append((job.id, task.name, "default", 1))
         log.info("outside")
 
-    play(scenario)
+    run_scenario(scenario)
     lines = named(caplog, "shop.orders")
     assert [fields(line)[:4] for line in lines if line.getMessage() == "a line"] == refs
     assert all(isinstance(fields(line)[4], int) for line in lines if line.getMessage() == "a line")
@@ -224,9 +228,9 @@ def test_the_fields_are_added_once_to_a_factory_of_other_code() -> None:
     assert isinstance(logging.getLogRecordFactory(), JobRecordFactory)
 
 
-def test_the_log_of_a_job_merges_positional_arguments(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app()
+def test_the_log_of_a_job_merges_positional_arguments(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app()
 
         @app.task
         async def talkative() -> None:
@@ -236,7 +240,7 @@ def test_the_log_of_a_job_merges_positional_arguments(play: Play) -> None:
             job_log.error("100 %")
             job_log.debug("x %d", "no number")
 
-        await stage.start(app.worker())
+        await harness.start(app.worker())
         job = await talkative.enqueue()
         await job.result()
         lines = (await job.info()).log
@@ -247,4 +251,4 @@ def test_the_log_of_a_job_merges_positional_arguments(play: Play) -> None:
             ("debug", "x %d ('no number',)", {}),
         ]
 
-    play(scenario)
+    run_scenario(scenario)

@@ -1,4 +1,4 @@
-"""The dashboard, the alerts and the documentation speak of the metrics and labels that there are."""
+"""The dashboard, the alerts and the documentation name only metrics and labels that exist."""
 
 import json
 import re
@@ -27,7 +27,7 @@ HERE = ROOT / "examples" / "production" / "prometheus"
 
 
 def metrics() -> dict[str, tuple[str, set[str]]]:
-    """Return the kind and the labels of each metric, as they are shown."""
+    """Return the kind and the labels of each metric, as they are exported."""
     figures = MetricsRegistry()
     for metric in METRICS:
         labels = [f"some {label}" for label in metric.labels]
@@ -70,7 +70,7 @@ def test_every_expression_uses_existing_metrics_and_labels(where: str, expressio
         kind, labels = there.get(name) or there[base]
         given |= labels
         assert (kind == "histogram") == (name != base), name
-        # What only goes up tells something by its rise alone, and a gauge by what it shows.
+        # A counter is read by its increase only, and a gauge by its value.
         risen = re.search(rf"(rate|increase)\({name}(\{{[^}}]*\}})?\[", expression) is not None
         assert risen == (kind != "gauge"), name
     used = re.findall(r"(?:by|on) ?\(([^)]*)\)", expression) + re.findall(r"[{,](\w+) ?!?=~?\"", expression)
@@ -94,7 +94,7 @@ def test_every_alert_has_a_severity_and_a_description() -> None:
         )
 
 
-def test_the_dashboard_is_one() -> None:
+def test_the_dashboard_has_unique_panels_that_fit_the_grid() -> None:
     board = json.loads((HERE / "grafana.json").read_text())
 
     assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
@@ -106,8 +106,8 @@ def test_the_dashboard_is_one() -> None:
 def test_every_metric_is_documented_with_its_kind_and_its_labels() -> None:
     text = (ROOT / "docs" / "howto" / "health.md").read_text()
     rows = re.findall(r"^\| `(tenure_\w+)(?:\{([\w, ]*)\})?` \| (\w+) \| (.+) \|$", text, re.MULTILINE)
-    told = {
+    documented = {
         name: (kind, {label.strip() for label in labels.split(",") if label.strip()}) for name, labels, kind, _ in rows
     }
 
-    assert told == metrics()
+    assert documented == metrics()

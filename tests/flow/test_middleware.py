@@ -1,4 +1,4 @@
-"""Middleware: in which order it is wrapped around a run, what it may do there, and what it must not."""
+"""Middleware: the order in which it wraps a run, what it may do there, and what it must not."""
 
 import asyncio
 from typing import Any
@@ -21,7 +21,7 @@ from tenure import (
     UsageError,
     current_job,
 )
-from tests.flow.conftest import FAST, Play, Stage
+from tests.flow.conftest import FAST, Harness, RunScenario
 
 ONCE = Retry(max_attempts=1)
 
@@ -39,9 +39,9 @@ def noting(notes: list[str], name: str) -> Any:
     return layer
 
 
-def test_the_apps_is_around_the_tasks_each_in_the_order_it_was_given(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app()
+def test_the_apps_middleware_wraps_the_tasks_each_in_the_given_order(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app()
         notes: list[str] = []
 
         @app.task(middleware=[noting(notes, "task 1"), noting(notes, "task 2")])
@@ -55,7 +55,7 @@ def test_the_apps_is_around_the_tasks_each_in_the_order_it_was_given(play: Play)
 
         app.middleware(noting(notes, "app 1"))
         app.middleware(noting(notes, "app 2"))
-        await stage.start(app.worker())
+        await harness.start(app.worker())
 
         assert await (await task.enqueue(7)).result() == 7
         assert notes == [
@@ -67,13 +67,13 @@ def test_the_apps_is_around_the_tasks_each_in_the_order_it_was_given(play: Play)
         assert await (await plain.enqueue(7)).result() == 7
         assert notes == ["> app 1", "> app 2", "< app 2", "< app 1"]
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_a_tasks_own_middleware_replaces_that_of_its_router_or_defaults(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
+def test_a_tasks_own_middleware_replaces_that_of_its_router_or_defaults(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
         notes: list[str] = []
-        app = stage.app(defaults=TaskOptions(middleware=[noting(notes, "default")]))
+        app = harness.app(defaults=TaskOptions(middleware=[noting(notes, "default")]))
         router = Router(prefix="r.", defaults=TaskOptions(middleware=[noting(notes, "router")]))
 
         @app.task
@@ -86,18 +86,18 @@ def test_a_tasks_own_middleware_replaces_that_of_its_router_or_defaults(play: Pl
         async def three() -> None: ...
 
         app.include(router)
-        await stage.start(app.worker())
+        await harness.start(app.worker())
         for task in (one, two, three):
             await (await task.enqueue()).result()
 
         assert notes == ["> default", "< default", "> router", "< router"]
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_it_sees_the_run_and_may_change_the_arguments_and_the_result(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app()
+def test_middleware_sees_the_run_and_may_change_arguments_and_result(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app()
         seen: list[Any] = []
 
         @app.middleware
@@ -111,18 +111,18 @@ def test_it_sees_the_run_and_may_change_the_arguments_and_the_result(play: Play)
         async def add(a: int, b: int, *, note: str) -> Any:
             return a + b, note
 
-        await stage.start(app.worker())
+        await harness.start(app.worker())
         job = await add.enqueue(1, 2, note="n")
 
         assert await job.result() == [[6, "n!"], "replaced"]
         assert seen == [("add", job.id, True, (1, 2), {"note": "n"})]
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_a_change_of_one_run_does_not_reach_the_next(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app()
+def test_a_change_of_one_run_does_not_reach_the_next(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app()
 
         @app.middleware
         async def add_one(call: RunCall, proceed: Proceed) -> Any:
@@ -135,16 +135,16 @@ def test_a_change_of_one_run_does_not_reach_the_next(play: Play) -> None:
                 raise ConnectionError
             return len(numbers)
 
-        await stage.start(app.worker())
+        await harness.start(app.worker())
 
         assert await (await count.enqueue()).result() == 1
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_without_going_on_the_handler_is_not_called(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app()
+def test_middleware_that_does_not_proceed_skips_the_handler(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app()
         calls: list[int] = []
 
         async def answer(call: RunCall, proceed: Proceed) -> Any:
@@ -155,17 +155,17 @@ def test_without_going_on_the_handler_is_not_called(play: Play) -> None:
             calls.append(1)
             return "made"
 
-        await stage.start(app.worker())
+        await harness.start(app.worker())
 
         assert await (await task.enqueue()).result() == "from a cache"
         assert calls == []
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_calling_proceed_twice_fails_the_run_and_names_the_middleware(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app()
+def test_calling_proceed_twice_fails_the_run_and_names_the_middleware(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app()
         calls: list[int] = []
 
         async def stubborn(call: RunCall, proceed: Proceed) -> Any:
@@ -179,14 +179,14 @@ def test_calling_proceed_twice_fails_the_run_and_names_the_middleware(play: Play
             calls.append(1)
             raise ConnectionError
 
-        await stage.start(app.worker())
+        await harness.start(app.worker())
         job = await task.enqueue()
 
         with pytest.raises(JobFailedError, match=r"UsageError.*stubborn called proceed\(\) twice"):
             await job.result()
         assert calls == [1]
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 @pytest.mark.parametrize(
@@ -200,10 +200,10 @@ def test_calling_proceed_twice_fails_the_run_and_names_the_middleware(play: Play
 )
 @pytest.mark.parametrize("after", [False, True])
 def test_exceptions_of_middleware_count_like_those_of_the_handler(
-    play: Play, error: Exception, state: State, ended: str, after: bool
+    run_scenario: RunScenario, error: Exception, state: State, ended: str, after: bool
 ) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app()
+    async def scenario(harness: Harness) -> None:
+        app = harness.app()
 
         async def raising(call: RunCall, proceed: Proceed) -> Any:
             if after:
@@ -213,19 +213,19 @@ def test_exceptions_of_middleware_count_like_those_of_the_handler(
         @app.task(middleware=[raising], retry=Retry(max_attempts=3, base="10s"))
         async def task() -> None: ...
 
-        await stage.start(app.worker())
+        await harness.start(app.worker())
         job = await task.enqueue()
         await asyncio.sleep(2)
         (run,) = (await job.info()).runs
 
         assert (await job.state(), run.ended) == (state, ended)
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_middleware_may_replace_an_exception_with_a_result(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app()
+def test_middleware_may_replace_an_exception_with_a_result(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app()
 
         @app.middleware
         async def spare(call: RunCall, proceed: Proceed) -> Any:
@@ -238,16 +238,16 @@ def test_middleware_may_replace_an_exception_with_a_result(play: Play) -> None:
         async def task() -> str:
             raise ConnectionError("away")
 
-        await stage.start(app.worker())
+        await harness.start(app.worker())
 
         assert await (await task.enqueue()).result() == "spared: away"
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_a_cancel_comes_by_and_the_hook_is_outside_of_it(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app()
+def test_a_cancel_passes_through_middleware_and_the_hook_runs_outside_it(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app()
         notes: list[str] = []
 
         @app.middleware
@@ -266,7 +266,7 @@ def test_a_cancel_comes_by_and_the_hook_is_outside_of_it(play: Play) -> None:
         async def tidy() -> None:
             notes.append("tidied")
 
-        await stage.start(app.worker())
+        await harness.start(app.worker())
         job = await task.enqueue()
         await asyncio.sleep(1)
         await job.cancel("enough")
@@ -275,12 +275,12 @@ def test_a_cancel_comes_by_and_the_hook_is_outside_of_it(play: Play) -> None:
             await job.result()
         assert notes == ["cancelled True", "tidied"]
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_the_runs_timeout_is_around_it(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app()
+def test_the_runs_timeout_covers_middleware(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app()
         notes: list[str] = []
 
         async def slow(call: RunCall, proceed: Proceed) -> Any:
@@ -296,19 +296,19 @@ def test_the_runs_timeout_is_around_it(play: Play) -> None:
         async def task() -> None:
             notes.append("handler")
 
-        await stage.start(app.worker())
+        await harness.start(app.worker())
         job = await task.enqueue()
 
         with pytest.raises(JobFailedError, match="timeout of 5 s"):
             await job.result()
         assert notes == ["handler", "left"]
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_waiting_middleware_is_stopped_at_shutdown_and_its_job_released(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app(timing=FAST)
+def test_waiting_middleware_is_stopped_at_shutdown_and_its_job_released(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app(timing=FAST)
         notes: list[str] = []
 
         @app.middleware
@@ -321,20 +321,20 @@ def test_waiting_middleware_is_stopped_at_shutdown_and_its_job_released(play: Pl
 
         @app.task
         def plain() -> int:
-            # Never reached in the first run: a thread knows nothing of virtual time.
+            # Never reached in the first run: a thread does not follow virtual time.
             raise AssertionError
 
         worker = app.worker()
-        node = await stage.start(worker)
+        node = await harness.start(worker)
         job = await plain.enqueue()
         await asyncio.sleep(1)
-        await stage.stop(node, worker, timeout="1s")
+        await harness.stop(node, worker, timeout="1s")
         record = (await job.info()).job
 
         assert notes == ["left 1"]
         assert (record.state, record.releases, record.failures) == (State.WAITING, 1, 0)
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 async def test_middleware_wraps_plain_handlers_and_sets_their_context() -> None:
@@ -360,7 +360,7 @@ async def test_middleware_wraps_plain_handlers_and_sets_their_context() -> None:
     assert notes == [(1,), "left"]
 
 
-def test_a_task_that_is_called_as_a_function_has_none() -> None:
+def test_a_task_that_is_called_as_a_function_runs_no_middleware() -> None:
     app = Tenure("memory://")
     notes: list[str] = []
     app.middleware(noting(notes, "app"))

@@ -8,7 +8,7 @@ import pytest
 from tenure import State, StorageMovedError, Tenure
 from tenure.ops.move import Move
 from tenure.storage.memory.storage import MemoryStorage
-from tests.flow.conftest import FAST, Play, Stage
+from tests.flow.conftest import FAST, Harness, RunScenario
 
 
 def counting(app: Tenure, ran: list[int]) -> Tenure:
@@ -23,24 +23,24 @@ def counting(app: Tenure, ran: list[int]) -> Tenure:
     return app
 
 
-def elsewhere(stage: Stage) -> MemoryStorage:
+def elsewhere(harness: Harness) -> MemoryStorage:
     """Return another storage of the same clock."""
-    other = MemoryStorage(clock=stage.clock)
+    other = MemoryStorage(clock=harness.clock)
     other.url = "memory://elsewhere"
     return other
 
 
 def test_a_worker_ends_its_run_claims_no_more_and_names_the_new_storage(
-    play: Play, caplog: pytest.LogCaptureFixture
+    run_scenario: RunScenario, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def scenario(stage: Stage) -> None:
+    async def scenario(harness: Harness) -> None:
         ran: list[int] = []
-        app, other = counting(stage.app(timing=FAST), ran), elsewhere(stage)
-        await stage.start(app.worker(concurrency=1))
+        app, other = counting(harness.app(timing=FAST), ran), elsewhere(harness)
+        await harness.start(app.worker(concurrency=1))
         count = app.find_task("count")
         jobs = [await count.enqueue(number) for number in range(3)]
         await asyncio.sleep(1)
-        report = await Move(stage.storage, other, while_running=True).run()
+        report = await Move(harness.storage, other, while_running=True).run()
         assert [(one.moved, one.active) for one in report.queues] == [(2, 1)]
         await asyncio.sleep(20)
 
@@ -49,20 +49,20 @@ def test_a_worker_ends_its_run_claims_no_more_and_names_the_new_storage(
         [line] = [record.getMessage() for record in caplog.records if "were moved" in record.getMessage()]
         assert line.endswith("were moved to memory://elsewhere; start workers there")
 
-        new = counting(stage.app(timing=FAST, storage=other), ran)
-        await stage.start(new.worker(), "new worker")
+        new = counting(harness.app(timing=FAST, storage=other), ran)
+        await harness.start(new.worker(), "new worker")
         await asyncio.sleep(20)
         assert ran == [0, 1, 2]
 
     with caplog.at_level(logging.ERROR, logger="tenure"):
-        play(scenario)
+        run_scenario(scenario)
 
 
-def test_a_producer_and_a_new_worker_are_refused(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app, other = counting(stage.app(timing=FAST), []), elsewhere(stage)
+def test_a_producer_and_a_new_worker_are_refused(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app, other = counting(harness.app(timing=FAST), []), elsewhere(harness)
         await app.find_task("count").enqueue(1)
-        await Move(stage.storage, other).run()
+        await Move(harness.storage, other).run()
 
         with pytest.raises(StorageMovedError, match="moved to memory://elsewhere") as refused:
             await app.find_task("count").enqueue(2)
@@ -70,4 +70,4 @@ def test_a_producer_and_a_new_worker_are_refused(play: Play) -> None:
         with pytest.raises(StorageMovedError, match="moved to memory://elsewhere"):
             await app.worker().start()
 
-    play(scenario)
+    run_scenario(scenario)

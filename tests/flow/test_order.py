@@ -1,4 +1,4 @@
-"""Who is next, as a user sees it: priority, strictness, tenants that take turns, the newest first."""
+"""Which job is next, as a user sees it: priority, strictness, tenants that take turns, the newest first."""
 
 import asyncio
 from collections import Counter
@@ -8,7 +8,7 @@ import pytest
 
 from tenure import Router, TaskOptions, Tenure, UsageError
 from tenure.options import TaskSettings
-from tests.flow.conftest import FAST, Play, Stage
+from tests.flow.conftest import FAST, Harness, RunScenario
 from tests.records import record_of
 
 
@@ -16,7 +16,7 @@ def weight_of(tenant: str, number: int = 0) -> int:
     return -1 if number < 0 else 3 if tenant == "heavy" else 1
 
 
-def nobody(tenant: str, number: int = 0) -> None: ...
+def no_key(tenant: str, number: int = 0) -> None: ...
 
 
 def listing(app: Tenure | Router, ran: list[Any], name: str = "list", **options: Unpack[TaskSettings]) -> Any:
@@ -27,50 +27,50 @@ def listing(app: Tenure | Router, ran: list[Any], name: str = "list", **options:
     return list_
 
 
-async def worked_off(stage: Stage, app: Tenure, jobs: list[Any]) -> None:
-    await stage.start(app.worker(concurrency=1))
+async def worked_off(harness: Harness, app: Tenure, jobs: list[Any]) -> None:
+    await harness.start(app.worker(concurrency=1))
     for job in jobs:
         await job.result()
 
 
-def test_tenants_take_turns_however_many_jobs_one_of_them_has(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
+def test_tenants_take_turns_however_many_jobs_one_of_them_has(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
         ran: list[Any] = []
-        app = stage.app(timing=FAST)
+        app = harness.app(timing=FAST)
         task = listing(app, ran, fair_key="tenant:{tenant}")
         jobs = await app.enqueue_many(task.call("big", number) for number in range(100))
         jobs += await app.enqueue_many(task.call("small", number) for number in range(5))
-        await worked_off(stage, app, jobs)
+        await worked_off(harness, app, jobs)
 
         assert max(place for place, (tenant, _) in enumerate(ran) if tenant == "small") < 12
         assert [number for tenant, number in ran if tenant == "big"] == list(range(100))
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 @pytest.mark.parametrize("weight", [3, weight_of])
-def test_a_weight_of_three_gets_three_of_four(play: Play, weight: Any) -> None:
-    async def scenario(stage: Stage) -> None:
+def test_a_tenant_of_weight_three_gets_three_of_four_starts(run_scenario: RunScenario, weight: Any) -> None:
+    async def scenario(harness: Harness) -> None:
         ran: list[Any] = []
-        app = stage.app(timing=FAST)
+        app = harness.app(timing=FAST)
         task = listing(app, ran, fair_key="{tenant}", fair_weight=weight)
         light = task.options(fair_weight=1)
         jobs: list[Any] = []
         for number in range(100):
             jobs += await app.enqueue_many([task.call("heavy", number), light.call("light", number)])
-        await worked_off(stage, app, jobs)
+        await worked_off(harness, app, jobs)
 
         share = Counter(tenant for tenant, _ in ran[:80])["heavy"] / 80
         assert 0.70 <= share <= 0.80
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_a_call_may_name_its_own_tenant_and_weight(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app()
+def test_a_call_may_name_its_own_tenant_and_weight(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app()
         task = listing(app, [], fair_key="tenant:{tenant}", fair_weight=2)
-        plain = listing(stage.app(), [], fair_key=nobody)
+        plain = listing(harness.app(), [], fair_key=no_key)
 
         async def tenant(call: Any) -> tuple[str | None, int]:
             job = await record_of((await app.enqueue_many([call]))[0])
@@ -80,39 +80,39 @@ def test_a_call_may_name_its_own_tenant_and_weight(play: Play) -> None:
         assert await tenant(task.options(fair_key="{vip}", fair_weight=9).call("a")) == ("{vip}", 9)
         assert await tenant(plain.call("a")) == (None, 1)
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_the_newest_goes_first_where_it_is_asked_for(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
+def test_the_newest_goes_first_where_that_is_requested(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
         ran: list[Any] = []
-        app = stage.app(timing=FAST)
+        app = harness.app(timing=FAST)
         task = listing(app, ran, lifo=True)
         jobs: list[Any] = []
         for number in range(5):
             jobs.append(await task.enqueue("a", number))
             await asyncio.sleep(1)
         jobs.append(await task.options(lifo=False).enqueue("last"))
-        await worked_off(stage, app, jobs)
+        await worked_off(harness, app, jobs)
 
         assert ran == [*(("a", number) for number in range(4, -1, -1)), ("last", 0)]
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 @pytest.mark.thorough
-def test_the_single_high_one_overtakes_ten_thousand_low_ones(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
+def test_the_single_high_one_overtakes_ten_thousand_low_ones(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
         ran: list[Any] = []
-        app = stage.app(timing=FAST)
+        app = harness.app(timing=FAST)
         low = listing(app, ran, priority=-1)
         await app.enqueue_many(low.call("low", number) for number in range(10_000))
         high = await low.options(priority=1).enqueue("high")
-        await worked_off(stage, app, [high])
+        await worked_off(harness, app, [high])
 
         assert ran[0] == ("high", 0)
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 @pytest.mark.parametrize(
@@ -129,12 +129,12 @@ def test_the_single_high_one_overtakes_ten_thousand_low_ones(play: Play) -> None
         ({"fair_weight": "3"}, "fair_weight = '3' must be a whole number from 1 to 1000, or a function"),
     ],
 )
-def test_an_order_that_cannot_be_is_refused_when_the_task_is_defined(options: dict[str, Any], message: str) -> None:
+def test_an_invalid_order_is_refused_when_the_task_is_defined(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         listing(Tenure("memory://"), [], **options)
 
 
-def test_an_order_that_cannot_be_is_refused_when_it_comes_together() -> None:
+def test_an_invalid_order_is_refused_when_options_are_merged() -> None:
     fair = listing(Tenure("memory://"), [], fair_key="{tenant}")
     newest = listing(Tenure("memory://"), [], lifo=True)
 
@@ -167,7 +167,7 @@ def test_a_weight_needs_a_key_wherever_that_comes_from() -> None:
     assert (late.call("a").job.weight, bound.call("a").job.weight) == (3, 5)
 
 
-def test_a_weight_that_cannot_be_is_refused_at_the_call() -> None:
+def test_an_invalid_weight_is_refused_at_the_call() -> None:
     heavy = listing(Tenure("memory://"), [], fair_key="{tenant}", fair_weight=weight_of)
 
     assert heavy.call("heavy", 7).job.weight == 3
@@ -179,9 +179,9 @@ def test_a_weight_that_cannot_be_is_refused_at_the_call() -> None:
         heavy.call("", 1)
 
 
-def test_each_queue_of_a_worker_is_the_first_in_its_turn(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app()
+def test_each_queue_of_a_worker_is_the_first_in_its_turn(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app()
         started: list[str] = []
 
         @app.task(name="note")
@@ -192,13 +192,13 @@ def test_each_queue_of_a_worker_is_the_first_in_its_turn(play: Play) -> None:
         for queue in queues:
             await app.enqueue_many(note.options(queue=queue).call(queue) for _ in range(20))
         worker = app.worker(queues=queues, concurrency=1, prefetch=0)
-        await stage.start(worker)
+        await harness.start(worker)
 
         async def enough() -> bool:
             return len(started) >= 12
 
-        await stage.until(enough)
+        await harness.until(enough)
 
         assert {queue: started[:12].count(queue) for queue in queues} == dict.fromkeys(queues, 4)
 
-    play(scenario)
+    run_scenario(scenario)

@@ -1,4 +1,4 @@
-"""What an operator orders a single worker to do: be quiet, go on, stop."""
+"""What an operator can order one worker to do: go quiet, resume, stop."""
 
 import asyncio
 
@@ -9,11 +9,11 @@ from tenure.core.events import WorkerStopped, WorkerStopping
 from tenure.core.job import Owner
 from tenure.storage.memory.storage import MemoryStorage
 from tenure.storage.protocol import RenewRequest, RenewResult, Settings, Target, WorkerSurvey
-from tests.flow.conftest import FAST, Play, Stage
+from tests.flow.conftest import FAST, Harness, RunScenario
 
 
 def napping(app: Tenure) -> Tenure:
-    """Return the app with a task that rests for a while."""
+    """Return the app with a task that sleeps for a while."""
 
     @app.task(name="nap")
     async def nap(seconds: float) -> str:
@@ -23,78 +23,78 @@ def napping(app: Tenure) -> Tenure:
     return app
 
 
-async def told(stage: Stage, owner: Owner, settings: Settings) -> None:
+async def order(harness: Harness, owner: Owner, settings: Settings) -> None:
     """Give a worker an order."""
-    await stage.storage.tune(Target("worker", owner.id), settings)
+    await harness.storage.tune(Target("worker", owner.id), settings)
 
 
-async def seen(stage: Stage, owner: Owner) -> WorkerSurvey:
-    """Return what a worker says of itself."""
-    [found] = [worker for worker in (await stage.storage.survey()).workers if worker.owner.id == owner.id]
+async def seen(harness: Harness, owner: Owner) -> WorkerSurvey:
+    """Return what a worker reports of itself."""
+    [found] = [worker for worker in (await harness.storage.survey()).workers if worker.owner.id == owner.id]
     return found
 
 
-def test_a_quiet_worker_finishes_its_runs_and_claims_again_when_resumed(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = napping(stage.app(timing=FAST))
+def test_a_quiet_worker_finishes_its_runs_and_claims_again_when_resumed(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = napping(harness.app(timing=FAST))
         worker = app.worker()
-        await stage.start(worker)
+        await harness.start(worker)
         nap = app.find_task("nap")
         running = await nap.enqueue(3)
         await asyncio.sleep(0.2)
-        await told(stage, worker.owner, Settings(quiet=True))
+        await order(harness, worker.owner, Settings(quiet=True))
         await asyncio.sleep(1)
         later = await nap.enqueue(0)
         await asyncio.sleep(10)
 
         assert await running.state() is State.COMPLETED
         assert await later.state() is State.WAITING
-        hushed = await seen(stage, worker.owner)
-        assert (hushed.quiet, hushed.stopping) == (True, False)
-        # It lives, and is not taken for one that hangs.
-        assert hushed.turned_ago < 7_000_000
+        reported = await seen(harness, worker.owner)
+        assert (reported.quiet, reported.stopping) == (True, False)
+        # It is alive, and does not count as hung.
+        assert reported.turned_ago < 7_000_000
 
-        await told(stage, worker.owner, Settings(quiet=False))
+        await order(harness, worker.owner, Settings(quiet=False))
         await asyncio.sleep(1)
 
         assert await later.state() is State.COMPLETED
-        assert not (await seen(stage, worker.owner)).quiet
+        assert not (await seen(harness, worker.owner)).quiet
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_an_order_reaches_a_worker_long_before_its_next_beat(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = napping(stage.app(timing=Timing()))
+def test_an_order_reaches_a_worker_long_before_its_next_beat(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = napping(harness.app(timing=Timing()))
         worker = app.worker()
-        await stage.start(worker)
+        await harness.start(worker)
         await asyncio.sleep(1)
-        await told(stage, worker.owner, Settings(quiet=True))
+        await order(harness, worker.owner, Settings(quiet=True))
         await asyncio.sleep(0.5)
         late = await app.find_task("nap").enqueue(0)
         await asyncio.sleep(3)
 
         assert await late.state() is State.WAITING
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_a_worker_that_is_ordered_to_stop_drains_and_takes_its_leave(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = napping(stage.app(timing=FAST))
+def test_a_worker_that_is_ordered_to_stop_drains_and_ends(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = napping(harness.app(timing=FAST))
         worker, other = app.worker(), app.worker()
-        await stage.start(worker, "worker")
-        await stage.start(other, "other")
+        await harness.start(worker, "worker")
+        await harness.start(other, "other")
         jobs = [await app.find_task("nap").enqueue(3) for _ in range(15)]
         await asyncio.sleep(0.2)
-        await told(stage, worker.owner, Settings(stop=True))
+        await order(harness, worker.owner, Settings(stop=True))
         await worker.wait()
 
         assert (worker.ended, worker.dismissed) == (True, True)
-        assert [listed.owner.id for listed in (await stage.storage.survey()).workers] == [other.owner.id]
-        [why] = [item.reason for item in await stage.events_of(WorkerStopping) if item.owner == worker.owner.id]
+        assert [listed.owner.id for listed in (await harness.storage.survey()).workers] == [other.owner.id]
+        [why] = [item.reason for item in await harness.events_of(WorkerStopping) if item.owner == worker.owner.id]
         [released] = [
-            event.released for event in await stage.events_of(WorkerStopped) if event.owner == worker.owner.id
+            event.released for event in await harness.events_of(WorkerStopped) if event.owner == worker.owner.id
         ]
         assert (why, released) == ("ordered", 0)
 
@@ -102,32 +102,32 @@ def test_a_worker_that_is_ordered_to_stop_drains_and_takes_its_leave(play: Play)
             assert await job.result(timeout=20) == "rested"
         assert not other.stopping
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_a_recycling_worker_obeys_stop_and_does_not_wait_for_its_runs(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = napping(stage.app(timing=FAST))
+def test_a_recycling_worker_obeys_stop_and_does_not_wait_for_its_runs(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = napping(harness.app(timing=FAST))
         worker = app.worker(max_jobs=1, drain=2)
-        await stage.start(worker)
+        await harness.start(worker)
         job = await app.find_task("nap").enqueue(600)
         await worker.retired()
-        began = stage.now
-        await told(stage, worker.owner, Settings(stop=True))
+        began = harness.now
+        await order(harness, worker.owner, Settings(stop=True))
         await worker.wait()
 
-        assert stage.now - began < 10
+        assert harness.now - began < 10
         assert (worker.ended, worker.dismissed) == (True, True)
         assert ((await job.info()).job.releases, await job.state()) == (1, State.WAITING)
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_a_paused_worker_finishes_its_runs_and_claims_after_resume(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = napping(stage.app(timing=FAST))
+def test_a_paused_worker_finishes_its_runs_and_claims_after_resume(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = napping(harness.app(timing=FAST))
         worker = app.worker()
-        await stage.start(worker)
+        await harness.start(worker)
         running = await app.find_task("nap").enqueue(3)
         await asyncio.sleep(0.2)
         await app.workers.pause(worker.owner.id, by="ops")
@@ -139,50 +139,50 @@ def test_a_paused_worker_finishes_its_runs_and_claims_after_resume(play: Play) -
         await app.workers.resume(worker.owner.name)
         assert await later.result(timeout=5) == "rested"
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_a_smaller_concurrency_cancels_no_run_and_a_larger_one_claims(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = napping(stage.app(timing=FAST))
+def test_a_smaller_concurrency_cancels_no_run_and_a_larger_one_claims(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = napping(harness.app(timing=FAST))
         worker = app.worker(concurrency=4)
-        await stage.start(worker)
+        await harness.start(worker)
         jobs = [await app.find_task("nap").enqueue(20) for _ in range(12)]
         await asyncio.sleep(1)
         await app.workers.set_concurrency(worker.owner.id, 2)
         await asyncio.sleep(4)
-        assert (await seen(stage, worker.owner)).active == 4
-        assert (await seen(stage, worker.owner)).concurrency == 2
+        assert (await seen(harness, worker.owner)).active == 4
+        assert (await seen(harness, worker.owner)).concurrency == 2
         await asyncio.sleep(20)
-        assert (await seen(stage, worker.owner)).active == 2
+        assert (await seen(harness, worker.owner)).active == 2
 
         await app.workers.set_concurrency(worker.owner.id, 7)
         await asyncio.sleep(2)
-        assert (await seen(stage, worker.owner)).active == 7
+        assert (await seen(harness, worker.owner)).active == 7
         await app.workers.set_concurrency(worker.owner.id, None)
         await asyncio.sleep(3)
-        assert (await seen(stage, worker.owner)).concurrency == 4
+        assert (await seen(harness, worker.owner)).concurrency == 4
         for job in jobs:
             assert await job.result(timeout=60) == "rested"
             record = (await job.info()).job
             assert (record.starts, record.releases) == (1, 0)
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_an_order_to_a_worker_that_is_not_there_is_refused(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = napping(stage.app(timing=FAST))
+def test_an_order_to_a_worker_that_is_not_there_is_refused(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = napping(harness.app(timing=FAST))
         with pytest.raises(UsageError, match="worker = 'gone' is the owner id or name of 0 live workers"):
             await app.workers.pause("gone")
         with pytest.raises(UsageError, match="concurrency = 0 must be 1 or more; to let none run, pause the worker"):
             await app.workers.set_concurrency("gone", 0)
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-class Forgetful(MemoryStorage):
-    """A storage of several servers, of which at times the one that keeps the orders is out of reach."""
+class UnknownOrders(MemoryStorage):
+    """A storage of several servers; the one that keeps the orders is unavailable at times."""
 
     away = False
 
@@ -191,12 +191,12 @@ class Forgetful(MemoryStorage):
         return RenewResult(pulse.lost, pulse.cancelling, None) if self.away else pulse
 
 
-def test_a_quiet_worker_stays_quiet_while_its_orders_are_unknown(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        storage = Forgetful(clock=stage.clock)
-        app = napping(stage.app(storage=storage, timing=FAST))
+def test_a_quiet_worker_stays_quiet_while_its_orders_are_unknown(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        storage = UnknownOrders(clock=harness.clock)
+        app = napping(harness.app(storage=storage, timing=FAST))
         worker = app.worker()
-        await stage.start(worker)
+        await harness.start(worker)
         await storage.tune(Target("worker", worker.owner.id), Settings(quiet=True))
         await asyncio.sleep(2)
         storage.away = True
@@ -209,4 +209,4 @@ def test_a_quiet_worker_stays_quiet_while_its_orders_are_unknown(play: Play) -> 
         await storage.tune(Target("worker", worker.owner.id), Settings(quiet=False))
         assert await job.result(timeout=5) == "rested"
 
-    play(scenario)
+    run_scenario(scenario)

@@ -1,4 +1,4 @@
-"""Two calls at a time: while the storage works on one, the worker does on what the other brought."""
+"""Two calls at a time: while the storage handles one call, the worker runs the jobs that the other returned."""
 
 import asyncio
 import sys
@@ -18,13 +18,13 @@ from tenure.worker.executor import starter
 from tenure.worker.loop import UNSETTLED_LIMIT
 from tenure.worker.prefetch import MOST_HELD
 from tenure_testing.simulation.event_loop import SimClock, SimLoop, simulate
-from tests.flow.conftest import Stage
+from tests.flow.conftest import Harness
 
 CONCURRENCY = 20
 
 
-class Remote(MemoryStorage):
-    """Memory that takes its time, and sees what is under way."""
+class RemoteMemory(MemoryStorage):
+    """Memory whose calls take a while, and which records the calls in flight."""
 
     remote = True
 
@@ -32,9 +32,9 @@ class Remote(MemoryStorage):
         super().__init__(clock=clock)
         self.takes: Callable[[], float] = lambda: 0.01
         self.fails: Callable[[int], bool] = lambda number: False
-        """Whether the answer of a call is lost, by its number; the call itself is made."""
+        """Return whether the answer of this call is lost, by its number; the call itself takes effect."""
         self.calls: list[tuple[int, int | None, int]] = []
-        """Of each call: how many it settled, the room it had, how many were under way with it."""
+        """For each call: how many it settled, the room it had, how many calls were in flight with it."""
         self.under_way: dict[int, tuple[set[RunKey], int]] = {}
         self.active = 0
         self.most = 0
@@ -59,19 +59,19 @@ class Remote(MemoryStorage):
             del self.under_way[number]
 
 
-def remote(scenario: Callable[[Stage, Remote], Coroutine[Any, Any, None]]) -> None:
-    """Play a scenario on a storage that works apart."""
+def on_remote_memory(scenario: Callable[[Harness, RemoteMemory], Coroutine[Any, Any, None]]) -> None:
+    """Run a scenario on a remote storage."""
 
     async def main(loop: SimLoop) -> None:
-        storage = Remote(SimClock(loop))
-        await scenario(Stage(loop, SimClock(loop), storage), storage)
+        storage = RemoteMemory(SimClock(loop))
+        await scenario(Harness(loop, SimClock(loop), storage), storage)
 
     simulate(main)
 
 
 def test_a_busy_worker_keeps_two_calls_in_flight_within_its_concurrency() -> None:
-    async def scenario(stage: Stage, storage: Remote) -> None:
-        app, dice = stage.app(), Random(7)
+    async def scenario(harness: Harness, storage: RemoteMemory) -> None:
+        app, dice = harness.app(), Random(7)
         storage.takes = lambda: dice.uniform(0.002, 0.03)
         going = most = 0
 
@@ -85,60 +85,60 @@ def test_a_busy_worker_keeps_two_calls_in_flight_within_its_concurrency() -> Non
             return number
 
         jobs = await app.enqueue_many(task.call(number) for number in range(1000))
-        await stage.start(app.worker(concurrency=CONCURRENCY))
+        await harness.start(app.worker(concurrency=CONCURRENCY))
 
         assert [await job.result() for job in jobs] == list(range(1000))
         assert max(calls for _, _, calls in storage.calls) == 2
         assert most <= CONCURRENCY
         assert storage.most <= MOST_HELD
-        assert len(await stage.events_of(JobCompleted)) == 1000
+        assert len(await harness.events_of(JobCompleted)) == 1000
 
-    remote(scenario)
+    on_remote_memory(scenario)
 
 
-def test_a_storage_that_does_not_work_apart_is_asked_once_at_a_time() -> None:
-    async def scenario(stage: Stage, storage: Remote) -> None:
-        app = stage.app()
+def test_a_storage_that_is_not_remote_gets_one_call_at_a_time() -> None:
+    async def scenario(harness: Harness, storage: RemoteMemory) -> None:
+        app = harness.app()
 
         @app.task
         async def task() -> None: ...
 
         storage.remote = False
         jobs = await app.enqueue_many(task.call() for _ in range(100))
-        await stage.start(app.worker(concurrency=CONCURRENCY))
+        await harness.start(app.worker(concurrency=CONCURRENCY))
         for job in jobs:
             await job.result()
 
         assert {calls for _, _, calls in storage.calls} == {1}
         assert storage.calls[0] == (0, CONCURRENCY, 1)
 
-    remote(scenario)
+    on_remote_memory(scenario)
 
 
 def test_a_lone_job_is_claimed_and_settled_at_once_by_one_call_each() -> None:
-    async def scenario(stage: Stage, storage: Remote) -> None:
-        app = stage.app()
+    async def scenario(harness: Harness, storage: RemoteMemory) -> None:
+        app = harness.app()
         began: list[float] = []
 
         @app.task
         async def task() -> None:
-            began.append(stage.now)
+            began.append(harness.now)
 
-        await stage.start(app.worker(concurrency=CONCURRENCY))
+        await harness.start(app.worker(concurrency=CONCURRENCY))
         await asyncio.sleep(1)
-        before, at = len(storage.calls), stage.now
+        before, at = len(storage.calls), harness.now
         await task.enqueue()
         await asyncio.sleep(1)
 
         assert began[0] - at < 0.011
         assert [(settled, calls) for settled, _, calls in storage.calls[before:]] == [(0, 1), (1, 1)]
 
-    remote(scenario)
+    on_remote_memory(scenario)
 
 
 def test_after_a_failure_single_calls_claim_nothing_until_an_answer() -> None:
-    async def scenario(stage: Stage, storage: Remote) -> None:
-        app = stage.app(defaults=TaskOptions(stall=Stall(max_count=0)))
+    async def scenario(harness: Harness, storage: RemoteMemory) -> None:
+        app = harness.app(defaults=TaskOptions(stall=Stall(max_count=0)))
 
         @app.task
         async def task(number: int) -> int:
@@ -147,24 +147,24 @@ def test_after_a_failure_single_calls_claim_nothing_until_an_answer() -> None:
 
         jobs = await app.enqueue_many(task.call(number) for number in range(400))
         storage.fails = lambda number: 7 <= number < 11
-        await stage.start(app.worker(concurrency=CONCURRENCY))
+        await harness.start(app.worker(concurrency=CONCURRENCY))
 
         assert [await job.result() for job in jobs] == list(range(400))
         calls = storage.calls
-        # The first two had been under way together; whoever tries next has the storage to itself, and has no room.
+        # The first two calls were in flight together; the next one runs alone, and has no room.
         assert calls[8][2] == 2
         assert [calls[number][1:] for number in (9, 10, 11)] == [(0, 1)] * 3
         details = [await job.info() for job in jobs]
-        # What those two claimed was found when the storage was back, and charged to nobody.
+        # What those two claimed was found when the storage was available again; no job was charged.
         assert {(detail.job.starts, detail.job.releases) for detail in details} == {(1, 0), (2, 1)}
         assert storage.most <= MOST_HELD
 
-    remote(scenario)
+    on_remote_memory(scenario)
 
 
 def test_claims_with_lost_answers_are_released_while_others_are_in_flight() -> None:
-    async def scenario(stage: Stage, storage: Remote) -> None:
-        app, dice = stage.app(defaults=TaskOptions(stall=Stall(max_count=0))), Random(11)
+    async def scenario(harness: Harness, storage: RemoteMemory) -> None:
+        app, dice = harness.app(defaults=TaskOptions(stall=Stall(max_count=0))), Random(11)
         storage.takes = lambda: dice.uniform(0.002, 0.2)
         storage.fails = lambda number: number % 5 == 4
         runs: list[tuple[int, int]] = []
@@ -175,18 +175,18 @@ def test_claims_with_lost_answers_are_released_while_others_are_in_flight() -> N
             return number
 
         jobs = await app.enqueue_many(task.call(number) for number in range(300))
-        await stage.start(app.worker(concurrency=CONCURRENCY))
+        await harness.start(app.worker(concurrency=CONCURRENCY))
 
         assert [await job.result() for job in jobs] == list(range(300))
         assert sorted(number for number, _ in runs) == list(range(300))
         assert {(await job.info()).job.stalls for job in jobs} == {0}
 
-    remote(scenario)
+    on_remote_memory(scenario)
 
 
-def test_a_burst_ends_once_the_last_word_is_that_there_is_nothing() -> None:
-    async def scenario(stage: Stage, storage: Remote) -> None:
-        app, dice = stage.app(), Random(3)
+def test_a_burst_ends_once_the_last_answer_has_no_jobs() -> None:
+    async def scenario(harness: Harness, storage: RemoteMemory) -> None:
+        app, dice = harness.app(), Random(3)
         storage.takes = lambda: dice.uniform(0.002, 0.03)
 
         @app.task(retry=Retry(max_attempts=3))
@@ -197,13 +197,13 @@ def test_a_burst_ends_once_the_last_word_is_that_there_is_nothing() -> None:
 
         jobs = await app.enqueue_many(task.call() for _ in range(200))
         worker = app.worker(concurrency=CONCURRENCY, burst=True)
-        await stage.start(worker)
+        await harness.start(worker)
         async with asyncio.timeout(20):
             await worker.wait()
 
         assert [await job.result() for job in jobs] == [3] * 200
 
-    remote(scenario)
+    on_remote_memory(scenario)
 
 
 async def test_a_run_begins_at_once_where_the_interpreter_can() -> None:
@@ -239,8 +239,8 @@ async def test_a_custom_task_factory_creates_the_tasks() -> None:
     assert len(made) == 1
 
 
-class Verdictless(MemoryStorage):
-    """Memory of several servers: the one that keeps the jobs that run takes no settlement, the others give out jobs."""
+class NoVerdicts(MemoryStorage):
+    """Memory as several servers: the one that keeps active jobs accepts no settlement, the others give out jobs."""
 
     silent = True
 
@@ -256,9 +256,9 @@ class Verdictless(MemoryStorage):
 def test_a_worker_with_a_thousand_unsettled_outcomes_claims_no_more() -> None:
     async def main(loop: SimLoop) -> None:
         clock = SimClock(loop)
-        storage = Verdictless(clock=clock)
-        stage = Stage(loop, clock, storage)
-        app = stage.app()
+        storage = NoVerdicts(clock=clock)
+        harness = Harness(loop, clock, storage)
+        app = harness.app()
         ran = 0
 
         @app.task
@@ -268,18 +268,18 @@ def test_a_worker_with_a_thousand_unsettled_outcomes_claims_no_more() -> None:
 
         jobs = 2 * UNSETTLED_LIMIT
         await app.enqueue_many(count.call() for _ in range(jobs))
-        await stage.start(app.worker(concurrency=CONCURRENCY))
+        await harness.start(app.worker(concurrency=CONCURRENCY))
         await asyncio.sleep(60)
 
-        # What one more claim may bring, and what was claimed ahead, come on top.
+        # The jobs of one more claim, and prefetched jobs, are in addition.
         assert UNSETTLED_LIMIT < ran <= UNSETTLED_LIMIT + 2 * CONCURRENCY + MOST_HELD
 
         storage.silent = False
 
         async def all_ran() -> bool:
-            return len(await stage.events_of(JobCompleted)) == jobs
+            return len(await harness.events_of(JobCompleted)) == jobs
 
-        await stage.until(all_ran)
+        await harness.until(all_ran)
         assert ran == jobs
 
     simulate(main)

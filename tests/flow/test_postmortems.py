@@ -1,4 +1,4 @@
-"""What is told of runs that were taken from the dead and the silent, and that telling keeps none from its next run."""
+"""The post-mortems of runs of dead and silent workers; writing them delays no job's next run."""
 
 import asyncio
 from collections.abc import Sequence
@@ -36,36 +36,36 @@ DEATH = CrashEvidence(Ending("was killed by signal 9 (SIGKILL), cause unknown", 
 TRACE = 'Traceback (most recent call last):\n  File "/srv/app/mail.py", line 12, in send\n    body = render(order)\n'
 
 
-class Unread(MemoryStorage):
-    """A storage that has trouble with all that is read of the stalled."""
+class FailingReads(MemoryStorage):
+    """A storage whose reads fail or hang."""
 
     trouble: Exception | None = None
 
     async def get(self, refs: Sequence[Ref]) -> list[JobDetail | None]:
-        await self._stumble()
+        await self._fail()
         return await super().get(refs)
 
     async def survey(self, queues: Sequence[str] = (), *, faults: int = 0) -> Survey:
-        await self._stumble()
+        await self._fail()
         return await super().survey(queues, faults=faults)
 
-    async def _stumble(self) -> None:
+    async def _fail(self) -> None:
         if self.trouble is None:
             await asyncio.Event().wait()
         else:
             raise self.trouble
 
 
-class Odd(MemoryStorage):
-    """A storage that has kept what nobody can read as an instant."""
+class InvalidInstant(MemoryStorage):
+    """A storage that returns an instant that cannot be represented."""
 
     async def get(self, refs: Sequence[Ref]) -> list[JobDetail | None]:
         line = LogLine(at=10**30, run=1, level="info", message="from another age")
         return [JobDetail(item.job, item.runs, (line,)) for item in await super().get(refs) if item is not None]
 
 
-class Counting(MemoryStorage):
-    """A storage that notes how many settlements come at once."""
+class CountingMemory(MemoryStorage):
+    """A storage that notes how many settlements each call has."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -109,7 +109,7 @@ async def detail_of(storage: MemoryStorage, lease: Lease) -> JobDetail:
     return found
 
 
-async def told(storage: MemoryStorage, lease: Lease) -> str:
+async def post_mortem(storage: MemoryStorage, lease: Lease) -> str:
     """Return the post-mortem of a job's first run."""
     return (await detail_of(storage, lease)).runs[0].detail or ""
 
@@ -123,7 +123,7 @@ async def test_the_last_report_of_a_run_is_in_its_history_and_its_event() -> Non
     await storage.renew(RenewRequest(WORKER, (renewal,), worker=WorkerInfo(("mail",))))
     clock.advance(3.2)
     await settle_stalled(storage, TAKER, await taken(storage), Random(0), evidence=DEATH)
-    text = await told(storage, lease)
+    text = await post_mortem(storage, lease)
     events = [event for event in (await storage.events(None)).events if isinstance(event, JobStalled)]
 
     assert text.startswith("its process was killed by signal 9 (SIGKILL), cause unknown\n")
@@ -135,14 +135,14 @@ async def test_the_last_report_of_a_run_is_in_its_history_and_its_event() -> Non
     assert "info: page 17 of 40 size=3" in text
     assert "where its handler was at its last beat, 3.2 s before it died:\n  Traceback" in text
     assert [event.post_mortem for event in events if event.id == lease.job.id] == [text]
-    assert "other runs in its process: 1 other, of send" in await told(storage, other)
+    assert "other runs in its process: 1 other, of send" in await post_mortem(storage, other)
 
 
 @pytest.mark.parametrize("trouble", [None, OSError("gone"), ValueError("not of ours")])
 async def test_unreadable_evidence_shortens_a_post_mortem_without_delay(
     trouble: Exception | None,
 ) -> None:
-    storage = Unread()
+    storage = FailingReads()
     storage.trouble = trouble
     (lease,) = await held(storage, "send")
     await settle_stalled(storage, TAKER, await taken(storage), Random(0), within=0.01)
@@ -155,11 +155,11 @@ async def test_unreadable_evidence_shortens_a_post_mortem_without_delay(
 
 
 async def test_unusual_records_do_not_break_a_post_mortem() -> None:
-    storage = Odd()
+    storage = InvalidInstant()
     (lease,) = await held(storage, "send")
     await settle_stalled(storage, TAKER, await taken(storage), Random(0), evidence=DEATH)
 
-    assert await told(storage, lease) == "its process was killed by signal 9 (SIGKILL), cause unknown"
+    assert await post_mortem(storage, lease) == "its process was killed by signal 9 (SIGKILL), cause unknown"
 
 
 async def test_the_error_of_a_failed_job_has_the_last_cause_and_one_fault() -> None:
@@ -187,7 +187,7 @@ async def test_the_error_of_a_failed_job_has_the_last_cause_and_one_fault() -> N
     assert len(faults) == 1
 
 
-async def test_a_hung_process_that_was_killed_has_its_loop_to_blame() -> None:
+async def test_a_hung_process_that_was_killed_names_its_blocked_loop() -> None:
     storage = MemoryStorage()
     (lease,) = await held(storage, "send")
     ending = Ending("was killed by its supervisor", stack="Current thread 0x1:\n  File x, line 3 in spin")
@@ -226,10 +226,10 @@ async def test_a_run_killed_at_its_timeout_timed_out_and_others_are_released() -
 
 async def test_isolated_or_undelivered_runs_are_not_charged_for_a_worker_death() -> None:
     storage = MemoryStorage()
-    alone, beside = await held(storage, "send", "resize")
-    evidence = CrashEvidence(DEATH.ending, suspects=frozenset({beside.ref}))
+    alone, suspected = await held(storage, "send", "resize")
+    evidence = CrashEvidence(DEATH.ending, suspects=frozenset({suspected.ref}))
     await settle_stalled(storage, TAKER, await taken(storage), Random(0), evidence=evidence)
-    innocent, suspect = (await detail_of(storage, alone)).job, (await detail_of(storage, beside)).job
+    innocent, suspect = (await detail_of(storage, alone)).job, (await detail_of(storage, suspected)).job
 
     assert (innocent.state, innocent.releases, innocent.stalls) == (State.WAITING, 1, 0)
     assert (suspect.state, suspect.releases, suspect.stalls) == (State.WAITING, 0, 1)
@@ -251,7 +251,7 @@ async def test_the_fourth_death_in_a_row_is_charged_to_an_isolated_run() -> None
     assert (killer.job.state, killer.job.stalls, killer.job.releases) == (State.FAILED, 2, 2 * FREE_DEATHS)
     assert killer.job.error is not None
     assert "its worker died while it ran, for the 4th time in a row" in killer.job.error.message
-    # One that has not begun never is.
+    # A job that has not begun never is.
     assert (other.job.stalls, other.job.releases) == (0, 2 * FREE_DEATHS + 2)
 
 
@@ -319,9 +319,9 @@ async def test_a_post_mortem_leaves_out_isolated_and_unbegun_runs() -> None:
     evidence = CrashEvidence(DEATH.ending, suspects=frozenset({one.ref, other.ref}))
     await settle_stalled(storage, TAKER, await taken(storage), Random(0), evidence=evidence)
 
-    assert "other runs in its process" not in await told(storage, alone)
-    assert "other runs in its process: 1 other, of resize\n" in await told(storage, one)
-    assert "other runs in its process: 1 other, of resize\n" in await told(storage, other)
+    assert "other runs in its process" not in await post_mortem(storage, alone)
+    assert "other runs in its process: 1 other, of resize\n" in await post_mortem(storage, one)
+    assert "other runs in its process: 1 other, of resize\n" in await post_mortem(storage, other)
 
 
 @pytest.mark.parametrize(("lag", "reason"), [(600 * SECOND, "loop_blocked"), (599 * SECOND, "lease_expired")])
@@ -329,8 +329,8 @@ async def test_a_reaper_distinguishes_a_blocked_loop_from_a_silent_worker(lag: i
     clock = ManualClock()
     storage = MemoryStorage(clock=clock)
     (lease,) = await held(storage, "send")
-    told_of_it = WorkerInfo(("mail",), lag=lag, memory=64 << 20)
-    await storage.renew(RenewRequest(WORKER, worker=told_of_it))
+    info = WorkerInfo(("mail",), lag=lag, memory=64 << 20)
+    await storage.renew(RenewRequest(WORKER, worker=info))
     stalled: Sequence[StalledLease] = ()
     while not stalled:
         clock.advance(2)
@@ -344,7 +344,7 @@ async def test_a_reaper_distinguishes_a_blocked_loop_from_a_silent_worker(lag: i
 
 
 async def test_many_long_post_mortems_are_written_a_few_at_a_time() -> None:
-    storage = Counting()
+    storage = CountingMemory()
     leases = await held(storage, *["send"] * 100)
     for lease in leases:
         await storage.renew(RenewRequest(WORKER, (LeaseRenewal(lease.ref, lease.fence, trace=TRACE * 100),)))

@@ -7,11 +7,11 @@ from tenure import Retry, StorageUnavailableError, Tenure, current_job
 from tenure.storage.memory.storage import MemoryStorage
 from tenure.storage.protocol import LeaseRenewal, RenewRequest, RenewResult
 from tenure_testing.simulation.event_loop import SameLoop, SimClock, SimLoop, simulate
-from tests.flow.conftest import Play, Stage
+from tests.flow.conftest import Harness, RunScenario
 
 
 class WatchedStorage(MemoryStorage):
-    """A memory storage that notes the renewals of each call and its time."""
+    """A memory storage that records the renewals of each call and its time."""
 
     def __init__(self, clock: SimClock, loop: SimLoop) -> None:
         super().__init__(clock=clock)
@@ -21,7 +21,7 @@ class WatchedStorage(MemoryStorage):
         self.calls: list[tuple[float, tuple[LeaseRenewal, ...], bool]] = []
 
     async def renew(self, beat: RenewRequest) -> RenewResult:
-        """Note the call, or refuse it."""
+        """Record the call, or refuse it."""
         if beat.renewals and self.failures:
             self.failures -= 1
             raise StorageUnavailableError("no answer")
@@ -30,9 +30,9 @@ class WatchedStorage(MemoryStorage):
         return await super().renew(beat)
 
 
-def test_progress_is_stored_within_half_a_second(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app()
+def test_progress_is_stored_within_half_a_second(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app()
 
         @app.task
         async def steady() -> None:
@@ -41,7 +41,7 @@ def test_progress_is_stored_within_half_a_second(play: Play) -> None:
                 current_job().log.info("step %d", step)
                 await asyncio.sleep(0.7)
 
-        await stage.start(app.worker())
+        await harness.start(app.worker())
         job = await steady.enqueue()
         for step in range(6):
 
@@ -49,10 +49,10 @@ def test_progress_is_stored_within_half_a_second(play: Play) -> None:
                 return (await job.info()).job.progress == value
 
             # 0.7 s until the handler reports it, and the time until it is stored.
-            assert await stage.until(is_there) < (0.7 if step else 0.2) + 0.55
+            assert await harness.until(is_there) < (0.7 if step else 0.2) + 0.55
         assert [line.message for line in (await job.info()).log][:3] == ["step 0", "step 1", "step 2"]
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 def test_reports_go_twice_a_second_500_at_a_time_the_oldest_first() -> None:

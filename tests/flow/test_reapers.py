@@ -1,4 +1,4 @@
-"""Reapers alone and in numbers: who leads, what they find, and that nothing is recovered twice."""
+"""One reaper and several: which one leads, what they find, and that nothing is recovered twice."""
 
 import asyncio
 import logging
@@ -24,84 +24,84 @@ from tenure.client.codec import JsonCodec
 from tenure.storage.memory.storage import MemoryStorage
 from tenure.storage.protocol import SweepRequest, SweepResult
 from tenure_testing.simulation.event_loop import SimClock, SimLoop, simulate
-from tests.flow.conftest import FAST, Play, Stage
+from tests.flow.conftest import FAST, Harness, RunScenario
 
 
-async def abandoned(stage: Stage, app: Tenure, jobs: int = 1) -> list[str]:
-    """Leave jobs behind in the hands of a worker that is gone, and return their ids."""
+async def abandoned(harness: Harness, app: Tenure, jobs: int = 1) -> list[str]:
+    """Leave jobs behind that a dead worker holds, and return their ids."""
 
     @app.task(name="sleep")
     async def sleep() -> None:
         await asyncio.sleep(3600)
 
     made = await app.enqueue_many(sleep.call() for _ in range(jobs))
-    node = await stage.start(app.worker(reaper=False, concurrency=max(jobs, 1)), "victim")
+    node = await harness.start(app.worker(reaper=False, concurrency=max(jobs, 1)), "victim")
     await asyncio.sleep(0.1)
-    stage.loop.kill(node)
+    harness.loop.kill(node)
     return [job.id for job in made]
 
 
 @pytest.mark.fault("W-P2")
 @pytest.mark.statement(106)
-def test_a_reaper_recovers_jobs_that_stalled_before_its_start(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app(timing=FAST)
-        ids = await abandoned(stage, app, jobs=3)
+def test_a_reaper_recovers_jobs_that_stalled_before_its_start(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app(timing=FAST)
+        ids = await abandoned(harness, app, jobs=3)
         await asyncio.sleep(3600)
-        began = stage.now
-        await stage.start(Reaper(app), "reaper")
+        began = harness.now
+        await harness.start(Reaper(app), "reaper")
         await asyncio.sleep(3.5)
-        events = await stage.events_of(JobStalled)
+        events = await harness.events_of(JobStalled)
 
         assert sorted(event.id for event in events) == sorted(ids)
-        assert stage.now - began < 4
+        assert harness.now - began < 4
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 @pytest.mark.fault("W-P8")
 @pytest.mark.statement(105, 107)
-def test_three_reapers_without_election_recover_nothing_twice(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app(timing=FAST)
-        ids = await abandoned(stage, app, jobs=20)
+def test_three_reapers_without_election_recover_nothing_twice(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app(timing=FAST)
+        ids = await abandoned(harness, app, jobs=20)
         reapers = [Reaper(app, election=None) for _ in range(3)]
         for reaper in reapers:
-            await stage.start(reaper, reaper.id)
+            await harness.start(reaper, reaper.id)
         await asyncio.sleep(10)
-        events = await stage.events_of(JobStalled)
+        events = await harness.events_of(JobStalled)
 
         assert sorted(event.id for event in events) == sorted(ids)
         assert not any(reaper.leads for reaper in reapers)
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 @pytest.mark.statement(41, 107, 108)
-def test_one_of_many_leads_and_the_others_ask_again(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app(timing=FAST)
+def test_one_of_many_leads_and_the_others_ask_again(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app(timing=FAST)
         reapers = [Reaper(app) for _ in range(3)]
         for reaper in reapers:
-            await stage.start(reaper, reaper.id)
+            await harness.start(reaper, reaper.id)
         await asyncio.sleep(60)
 
         assert [reaper.leads for reaper in reapers].count(True) == 1
-        assert len(await stage.events_of(LeadershipAcquired)) == 1
+        assert len(await harness.events_of(LeadershipAcquired)) == 1
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 @pytest.mark.statement(110)
-def test_a_leader_that_stops_hands_over_and_one_that_dies_is_followed(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app(timing=FAST)
+def test_a_leader_that_stops_resigns_and_a_dead_leader_is_replaced(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app(timing=FAST)
         first, second, third = Reaper(app), Reaper(app), Reaper(app)
-        node = await stage.start(first, "first")
+        node = await harness.start(first, "first")
         await asyncio.sleep(1)
-        other = await stage.start(second, "second")
+        other = await harness.start(second, "second")
         await asyncio.sleep(1)
-        await stage.stop(node, first)
+        await harness.stop(node, first)
         longest = app.timing.leader_ttl.total_seconds() + 0.6
 
         async def second_leads() -> bool:
@@ -110,44 +110,44 @@ def test_a_leader_that_stops_hands_over_and_one_that_dies_is_followed(play: Play
         async def third_leads() -> bool:
             return third.leads
 
-        assert await stage.until(second_leads) <= longest
-        await stage.start(third, "third")
+        assert await harness.until(second_leads) <= longest
+        await harness.start(third, "third")
         await asyncio.sleep(1)
-        stage.loop.kill(other)
-        assert await stage.until(third_leads) <= longest
-        epochs = [event.epoch for event in await stage.events_of(LeadershipAcquired)]
+        harness.loop.kill(other)
+        assert await harness.until(third_leads) <= longest
+        epochs = [event.epoch for event in await harness.events_of(LeadershipAcquired)]
         assert epochs == [1, 2, 3]
-        assert [event.reason for event in await stage.events_of(LeadershipLost)] == ["resigned", "expired"]
+        assert [event.reason for event in await harness.events_of(LeadershipLost)] == ["resigned", "expired"]
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 @pytest.mark.statement(110, 35)
-def test_a_dead_leaders_own_jobs_are_recovered_within_the_bound(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app()
+def test_a_dead_leaders_own_jobs_are_recovered_within_the_bound(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app()
 
         @app.task
         async def sleep() -> None:
             await asyncio.sleep(3600)
 
-        leader = await stage.start(app.worker(), "leader")
+        leader = await harness.start(app.worker(), "leader")
         await sleep.enqueue()
         await asyncio.sleep(4)
-        await stage.start(app.worker(queues=["elsewhere"]), "follower")
+        await harness.start(app.worker(queues=["elsewhere"]), "follower")
         await asyncio.sleep(4)
-        stage.loop.kill(leader)
+        harness.loop.kill(leader)
 
         async def recovered() -> bool:
-            return bool(await stage.events_of(JobStalled))
+            return bool(await harness.events_of(JobStalled))
 
-        assert await stage.until(recovered) <= app.timing.recovery_bound.total_seconds()
+        assert await harness.until(recovered) <= app.timing.recovery_bound.total_seconds()
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 class Unreliable(MemoryStorage):
-    """Memory that can be out of reach for sweeps."""
+    """Memory that can be unavailable for sweeps."""
 
     away = False
 
@@ -159,17 +159,17 @@ class Unreliable(MemoryStorage):
 
 @pytest.mark.fault("W-P12")
 @pytest.mark.statement(109, 115)
-def test_a_leader_out_of_reach_knows_that_it_leads_no_more_and_comes_back() -> None:
+def test_a_leader_without_its_storage_stops_leading_and_returns_later() -> None:
     async def main(loop: SimLoop) -> None:
         clock = SimClock(loop)
         storage = Unreliable(clock=clock)
-        stage = Stage(loop, clock, storage)
-        reaper = Reaper(stage.app(timing=FAST))
+        harness = Harness(loop, clock, storage)
+        reaper = Reaper(harness.app(timing=FAST))
         heard: list[object] = []
         reaper.on(LeadershipAcquired)(heard.append)
         reaper.on(LeadershipLost)(heard.append)
         reaper.on(ReaperFailed)(heard.append)
-        await stage.start(reaper, "reaper")
+        await harness.start(reaper, "reaper")
         await asyncio.sleep(1)
         storage.away = True
         await asyncio.sleep(2)
@@ -189,10 +189,10 @@ def test_a_leader_out_of_reach_knows_that_it_leads_no_more_and_comes_back() -> N
 @pytest.mark.parametrize("coroutine", [False, True])
 @pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt, GeneratorExit, asyncio.CancelledError])
 def test_an_exception_of_an_event_handler_does_not_end_a_reaper(
-    play: Play, error: type[BaseException], coroutine: bool
+    run_scenario: RunScenario, error: type[BaseException], coroutine: bool
 ) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app(timing=FAST)
+    async def scenario(harness: Harness) -> None:
+        app = harness.app(timing=FAST)
         reaper, heard = Reaper(app), list[LeadershipAcquired]()
 
         def plain(event: LeadershipAcquired) -> None:
@@ -203,22 +203,22 @@ def test_an_exception_of_an_event_handler_does_not_end_a_reaper(
             plain(event)
 
         reaper.on(LeadershipAcquired)(awaited if coroutine else plain)
-        await stage.start(reaper, "reaper")
+        await harness.start(reaper, "reaper")
         await asyncio.sleep(1)
-        await abandoned(stage, app)
+        await abandoned(harness, app)
 
         async def recovered() -> bool:
-            return bool(await stage.events_of(JobStalled))
+            return bool(await harness.events_of(JobStalled))
 
-        assert await stage.until(recovered) <= app.timing.recovery_bound.total_seconds()
+        assert await harness.until(recovered) <= app.timing.recovery_bound.total_seconds()
         assert len(heard) == 1
         await reaper.stop()
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 class Hanging(MemoryStorage):
-    """Memory whose sweeps can hang without an answer, as a connection does after a lost network."""
+    """Memory whose sweeps can hang without an answer, as a connection does after a network failure."""
 
     hangs = False
     asked = 0
@@ -236,8 +236,8 @@ def test_a_leader_whose_sweep_hangs_gives_up_its_term_and_sweeps_again() -> None
     async def main(loop: SimLoop) -> None:
         clock = SimClock(loop)
         storage = Hanging(clock=clock)
-        stage = Stage(loop, clock, storage)
-        app = stage.app(timing=FAST)
+        harness = Harness(loop, clock, storage)
+        app = harness.app(timing=FAST)
         reaper = Reaper(app)
         failures: list[ReaperFailed] = []
         lost: list[LeadershipLost] = []
@@ -245,7 +245,7 @@ def test_a_leader_whose_sweep_hangs_gives_up_its_term_and_sweeps_again() -> None
         reaper.on(ReaperFailed)(failures.append)
         reaper.on(LeadershipAcquired)(won.append)
         reaper.on(LeadershipLost)(lost.append)
-        await stage.start(reaper, "reaper")
+        await harness.start(reaper, "reaper")
         await asyncio.sleep(1)
         storage.hangs = True
         asked = storage.asked
@@ -259,22 +259,22 @@ def test_a_leader_whose_sweep_hangs_gives_up_its_term_and_sweeps_again() -> None
         assert storage.asked - asked >= 2
 
         storage.hangs = False
-        await abandoned(stage, app)
+        await abandoned(harness, app)
 
         async def recovered() -> bool:
-            return bool(await stage.events_of(JobStalled))
+            return bool(await harness.events_of(JobStalled))
 
-        assert await stage.until(recovered) <= app.timing.recovery_bound.total_seconds()
+        assert await harness.until(recovered) <= app.timing.recovery_bound.total_seconds()
         assert len(won) == 2
 
     simulate(main)
 
 
 @pytest.mark.statement(114)
-def test_a_reaper_starts_and_stops_twice_without_leaving_anything(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
+def test_a_reaper_starts_and_stops_twice_without_leaving_anything(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
         tasks, threads = len(asyncio.all_tasks()), threading.active_count()
-        reaper = Reaper(stage.app())
+        reaper = Reaper(harness.app())
         await reaper.stop()
         await reaper.start()
         await reaper.start()
@@ -285,47 +285,47 @@ def test_a_reaper_starts_and_stops_twice_without_leaving_anything(play: Play) ->
         assert (len(asyncio.all_tasks()), threading.active_count()) == (tasks, threads)
         assert not reaper.leads
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 @pytest.mark.fault("W-P12")
 @pytest.mark.statement(113)
-def test_a_stopping_leader_goes_inactive_before_it_resigns(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        reaper = Reaper(stage.app(timing=FAST))
+def test_a_stopping_leader_goes_inactive_before_it_resigns(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        reaper = Reaper(harness.app(timing=FAST))
         led: list[bool] = []
         reaper.on(LeadershipLost)(lambda event: led.append(reaper.leads))
-        node = await stage.start(reaper, "reaper")
+        node = await harness.start(reaper, "reaper")
         await asyncio.sleep(1)
-        await stage.stop(node, reaper)
+        await harness.stop(node, reaper)
 
         assert led == [False]
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 @pytest.mark.fault("W-P19")
 @pytest.mark.statement(116)
-def test_every_kind_of_reaper_uses_the_lease_of_the_job(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app(timing=FAST)
-        ids = await abandoned(stage, app)
+def test_every_kind_of_reaper_uses_the_lease_of_the_job(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app(timing=FAST)
+        ids = await abandoned(harness, app)
         # Another timing: the lease is the job's own, so the reaper cannot disagree with the worker about it.
-        other = stage.app(timing=FAST)
-        await stage.start(Reaper(other, election=LeaderElection(ttl="1s")), "reaper")
+        other = harness.app(timing=FAST)
+        await harness.start(Reaper(other, election=LeaderElection(ttl="1s")), "reaper")
         await asyncio.sleep(app.timing.recovery_bound.total_seconds())
 
-        assert [event.id for event in await stage.events_of(JobStalled)] == ids
+        assert [event.id for event in await harness.events_of(JobStalled)] == ids
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 @pytest.mark.statement(118)
-def test_memory_elects_as_any_storage_does() -> None:
+def test_memory_elects_a_leader_as_any_storage_does() -> None:
     async def main(loop: SimLoop) -> None:
         clock = SimClock(loop)
-        stage = Stage(loop, clock, MemoryStorage(clock=clock))
-        reaper = Reaper(stage.app())
+        harness = Harness(loop, clock, MemoryStorage(clock=clock))
+        reaper = Reaper(harness.app())
 
         await reaper.turn()
 
@@ -335,10 +335,10 @@ def test_memory_elects_as_any_storage_does() -> None:
 
 
 @pytest.mark.statement(15, 16, 88)
-def test_turned_by_hand_the_first_sweep_suspects_and_a_later_one_resolves(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app(timing=FAST)
-        (job_id,) = await abandoned(stage, app)
+def test_of_two_manual_turns_the_first_suspects_and_the_second_resolves(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app(timing=FAST)
+        (job_id,) = await abandoned(harness, app)
         job = app.job(job_id)
         reaper = Reaper(app, election=None)
         await asyncio.sleep(2)
@@ -349,7 +349,7 @@ def test_turned_by_hand_the_first_sweep_suspects_and_a_later_one_resolves(play: 
         await reaper.turn()
         assert await job.state() is State.WAITING
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 @pytest.mark.parametrize(
@@ -357,12 +357,12 @@ def test_turned_by_hand_the_first_sweep_suspects_and_a_later_one_resolves(play: 
     [{"timing": FAST}, {"logger": logging.getLogger("mine")}, {"codec": JsonCodec()}],
     ids=lambda value: min(value),
 )
-def test_a_reaper_of_an_app_refuses_options_of_the_app(play: Play, option: dict[str, Any]) -> None:
-    async def scenario(stage: Stage) -> None:
+def test_a_reaper_of_an_app_refuses_options_of_the_app(run_scenario: RunScenario, option: dict[str, Any]) -> None:
+    async def scenario(harness: Harness) -> None:
         with pytest.raises(UsageError, match=min(option)):
-            Reaper(stage.app(), **option)
+            Reaper(harness.app(), **option)
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 async def test_plain_handlers_of_reaper_events_run_in_order_in_a_daemon_thread() -> None:
@@ -372,7 +372,7 @@ async def test_plain_handlers_of_reaper_events_run_in_order_in_a_daemon_thread()
 
     def plain(event: LeadershipAcquired | LeadershipLost) -> None:
         if isinstance(event, LeadershipAcquired):
-            # The loop goes on and adds the next event meanwhile.
+            # The loop continues and adds the next event meanwhile.
             loop.call_soon_threadsafe(began.set)
             time.sleep(0.2)
         thread = threading.current_thread()

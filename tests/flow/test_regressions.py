@@ -1,4 +1,4 @@
-"""What went wrong in the systems before ours and must not here: each fault a case, told by what its users saw.
+"""Faults of earlier systems that must not happen here: one case per fault, as its users saw it.
 
 `python tests/faults.py` lists the faults, and which other tests show that we do not have them.
 """
@@ -51,7 +51,7 @@ from tenure.storage.protocol import (
     SweepResult,
 )
 from tenure_testing.simulation.event_loop import SimClock, SimLoop, simulate
-from tests.flow.conftest import FAST, Play, Stage
+from tests.flow.conftest import FAST, Harness, RunScenario
 from tests.records import record_of
 
 pytestmark = pytest.mark.thorough
@@ -61,7 +61,7 @@ BOUND = FAST.recovery_bound.total_seconds()
 
 
 def quick(app: Tenure, **options: Unpack[TaskSettings]) -> Any:
-    """Define a task that is done at once."""
+    """Define a task that returns at once."""
 
     @app.task(name="quick", **options)
     async def run(value: Any = None) -> Any:
@@ -71,7 +71,7 @@ def quick(app: Tenure, **options: Unpack[TaskSettings]) -> Any:
 
 
 def sleeper(app: Tenure, **options: Unpack[TaskSettings]) -> Any:
-    """Define a task whose first run takes so long as it is told, and each later one no time; it returns its run."""
+    """Define a task whose first run takes this many seconds, and each later one no time; it returns its run."""
 
     @app.task(name="sleeper", **options)
     async def sleep(seconds: float = 3600.0) -> int:
@@ -81,48 +81,48 @@ def sleeper(app: Tenure, **options: Unpack[TaskSettings]) -> Any:
     return sleep
 
 
-async def seized(stage: Stage, owner: str = "nobody", *, queue: str = "default") -> list[Lease]:
-    """Claim all there is in the name of somebody who has not been heard of before and will not be again."""
+async def claim_all(harness: Harness, owner: str = "gone", *, queue: str = "default") -> list[Lease]:
+    """Claim all jobs for an owner that sends no other request before or after."""
     leases: list[Lease] = []
-    while taken := (await stage.storage.exchange(Owner(owner), (), ClaimRequest((queue,), 128))).leases:
+    while taken := (await harness.storage.exchange(Owner(owner), (), ClaimRequest((queue,), 128))).leases:
         leases += taken
     return leases
 
 
-async def crash(stage: Stage, app: Tenure, *, after: float = 0.1, **options: Any) -> None:
+async def crash(harness: Harness, app: Tenure, *, after: float = 0.1, **options: Any) -> None:
     """Let a worker claim what there is, and kill it."""
-    node = await stage.start(app.worker(reaper=False, **options), "victim")
+    node = await harness.start(app.worker(reaper=False, **options), "victim")
     await asyncio.sleep(after)
-    stage.loop.kill(node)
+    harness.loop.kill(node)
 
 
-async def counts(stage: Stage, queue: str = "default") -> dict[State, int]:
-    """Return how many jobs of a queue stand in each state."""
-    (survey,) = (await stage.storage.survey([queue])).queues
+async def counts(harness: Harness, queue: str = "default") -> dict[State, int]:
+    """Return how many jobs of a queue are in each state."""
+    (survey,) = (await harness.storage.survey([queue])).queues
     return {state: count for state, count in survey.counts.items() if count}
 
 
 def on_memory(
-    storage: Callable[[SimClock], MemoryStorage], scenario: Callable[[Stage], Coroutine[Any, Any, None]]
+    storage: Callable[[SimClock], MemoryStorage], scenario: Callable[[Harness], Coroutine[Any, Any, None]]
 ) -> None:
-    """Play a scenario on a memory of a kind."""
+    """Run a scenario on a memory storage of this kind."""
 
     async def main(loop: SimLoop) -> None:
         clock = SimClock(loop)
-        await scenario(Stage(loop, clock, storage(clock)))
+        await scenario(Harness(loop, clock, storage(clock)))
 
     simulate(main)
 
 
-# ── what is done is done, and what is lost is found ───────────────────────────────────────────────────────────────────
+# ── completed jobs stay completed, and lost jobs are recovered ────────────────────────────────────────────────────────
 
 
 @pytest.mark.fault("F1", "W-T1")
-def test_a_completed_job_is_not_revived_by_later_sweeps(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
+def test_a_completed_job_is_not_revived_by_later_sweeps(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
         begun: Counter[str] = Counter()
         dice = Random(1)
-        apps = [stage.app(timing=FAST) for _ in range(3)]
+        apps = [harness.app(timing=FAST) for _ in range(3)]
         for app in apps:
 
             @app.task(name="work")
@@ -130,59 +130,59 @@ def test_a_completed_job_is_not_revived_by_later_sweeps(play: Play) -> None:
                 begun[current_job().id] += 1
                 await asyncio.sleep(seconds)
 
-        # Each of them is active at some sweep and over by a later one, most of them before their first renewal.
+        # Each of them is active at some sweep and has ended by a later one, most of them before their first renewal.
         jobs = await apps[0].enqueue_many(apps[0].tasks["work"].call(dice.uniform(0.1, 2.5)) for _ in range(300))
         for number, app in enumerate(apps):
-            await stage.start(app.worker(concurrency=20, election=None), f"worker-{number}")
+            await harness.start(app.worker(concurrency=20, election=None), f"worker-{number}")
         for job in jobs:
             await job.result(timeout="2m")
         await asyncio.sleep(3 * BOUND)
 
         assert begun == {job.id: 1 for job in jobs}
-        assert await counts(stage) == {State.COMPLETED: 300}
-        assert await stage.events_of(JobStalled) == []
+        assert await counts(harness) == {State.COMPLETED: 300}
+        assert await harness.events_of(JobStalled) == []
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 @pytest.mark.slow
 @pytest.mark.fault("F2", "W-T2")
-def test_the_recovery_is_not_switched_off_by_nine_thousand_active_jobs(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app(timing=FAST)
+def test_nine_thousand_active_jobs_do_not_switch_recovery_off(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app(timing=FAST)
         task = sleeper(app)
         await app.enqueue_many(task.call() for _ in range(9_000))
-        leases = await seized(stage)
+        leases = await claim_all(harness)
         assert len(leases) == 9_000
-        await stage.start(Reaper(app), "reaper")
+        await harness.start(Reaper(app), "reaper")
         await asyncio.sleep(BOUND)
 
-        assert await counts(stage) == {State.WAITING: 9_000}
-        assert {lease.ref for lease in leases} == {lease.ref for lease in await seized(stage, "somebody")}
+        assert await counts(harness) == {State.WAITING: 9_000}
+        assert {lease.ref for lease in leases} == {lease.ref for lease in await claim_all(harness, "another")}
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 @pytest.mark.fault("F4", "W-T29", "W-B11")
 @pytest.mark.parametrize("skew", [-86_400.0, -60.0, 60.0, 86_400.0])
-def test_no_clock_of_a_client_a_worker_or_a_reaper_decides_anything(play: Play, skew: float) -> None:
-    async def scenario(stage: Stage) -> None:
+def test_no_clock_of_a_client_a_worker_or_a_reaper_decides_anything(run_scenario: RunScenario, skew: float) -> None:
+    async def scenario(harness: Harness) -> None:
         def skewed(seconds: float) -> Tenure:
-            clock = SimClock(stage.loop)
+            clock = SimClock(harness.loop)
             clock.step(seconds)
-            return Tenure(storage=stage.storage, clock=clock, rng=Random(1), side=SameLoop, timing=FAST)
+            return Tenure(storage=harness.storage, clock=clock, rng=Random(1), side=SameLoop, timing=FAST)
 
         client, server = skewed(skew), skewed(-skew)
 
         @server.task(name="note")
         async def note() -> float:
-            return stage.now
+            return harness.now
 
         task = client.task(name="note")(note.function)
         long = sleeper(client)
         sleeper(server)
-        await stage.start(server.worker(), "worker")
-        await stage.start(Reaper(skewed(2 * skew), election=None), "reaper")
+        await harness.start(server.worker(), "worker")
+        await harness.start(Reaper(skewed(2 * skew), election=None), "reaper")
         delayed = await task.options(delay="20s").enqueue()
         mortal = await task.options(ttl="5s", queue="unserved").enqueue()
         living = await task.options(ttl="30s", delay="10s").enqueue()
@@ -203,41 +203,41 @@ def test_no_clock_of_a_client_a_worker_or_a_reaper_decides_anything(play: Play, 
         with pytest.raises(JobNotFoundError):
             await brief.state()
         assert await delayed.state() is State.COMPLETED
-        assert await stage.events_of(JobStalled) == []
+        assert await harness.events_of(JobStalled) == []
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 @pytest.mark.fault("F5", "W-P8")
-def test_a_job_is_neither_lost_nor_doubled_by_a_reaper_that_dies_halfway(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app(timing=FAST)
+def test_a_job_is_neither_lost_nor_doubled_by_a_reaper_that_dies_halfway(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app(timing=FAST)
         job = await sleeper(app).enqueue()
-        await seized(stage)
+        await claim_all(harness)
         halfway = SweepRequest(Owner("halfway"), None, SECOND // 2, SECOND // 2)
-        while not (await stage.storage.sweep(halfway)).stalled:  # noqa: ASYNC110 - in virtual time
+        while not (await harness.storage.sweep(halfway)).stalled:  # noqa: ASYNC110 - in virtual time
             await asyncio.sleep(0.5)
-        # It has taken the job from its holder, and never says what shall become of it.
+        # It has taken the job from its holder, and never decides what happens to it.
         for number in range(2):
-            await stage.start(Reaper(app, election=None), f"reaper-{number}")
+            await harness.start(Reaper(app, election=None), f"reaper-{number}")
         await asyncio.sleep(10)
 
-        assert await counts(stage) == {State.WAITING: 1}
-        assert [(event.id, event.count) for event in await stage.events_of(JobStalled)] == [(job.id, 1)]
-        assert [lease.ref for lease in await seized(stage, "somebody")] == [job.ref]
+        assert await counts(harness) == {State.WAITING: 1}
+        assert [(event.id, event.count) for event in await harness.events_of(JobStalled)] == [(job.id, 1)]
+        assert [lease.ref for lease in await claim_all(harness, "another")] == [job.ref]
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 @pytest.mark.fault("F7", "F8", "W-N1")
 @pytest.mark.slow
-def test_a_job_of_four_hours_is_neither_run_twice_nor_forgotten(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app(timing=Timing(lease="2m", sweep="30s", grace="30s"))
+def test_a_job_of_four_hours_is_neither_run_twice_nor_forgotten(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app(timing=Timing(lease="2m", sweep="30s", grace="30s"))
         task = sleeper(app, concurrency_key="one")
         long, after = await task.enqueue(4 * 3600.0), await task.enqueue(0.0)
-        await stage.start(app.worker(), "one")
-        await stage.start(app.worker(), "two")
+        await harness.start(app.worker(), "one")
+        await harness.start(app.worker(), "two")
         await asyncio.sleep(4 * 3600 - 1)
 
         assert (await long.state(), await after.state()) == (State.ACTIVE, State.WAITING)
@@ -246,26 +246,26 @@ def test_a_job_of_four_hours_is_neither_run_twice_nor_forgotten(play: Play) -> N
         assert await after.result(timeout="5s") == 1
         assert len((await long.info()).runs) == 1
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 @pytest.mark.fault("F9", "W-P10")
-def test_jobs_of_a_dead_worker_run_again_on_any_other_worker(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app()
+def test_jobs_of_a_dead_worker_run_again_on_any_other_worker(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app()
         job = await sleeper(app).enqueue()
-        await crash(stage, app)
-        began = stage.now
-        await stage.start(app.worker(), "another")
+        await crash(harness, app)
+        began = harness.now
+        await harness.start(app.worker(), "another")
 
         assert await job.result() == 2
-        assert stage.now - began <= app.timing.recovery_bound.total_seconds() + 1
+        assert harness.now - began <= app.timing.recovery_bound.total_seconds() + 1
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 class Outage(MemoryStorage):
-    """Memory that can be out of reach, and counts how often it is asked for what."""
+    """Memory that can be unavailable, and counts the calls of each verb."""
 
     def __init__(self, clock: SimClock) -> None:
         super().__init__(clock=clock)
@@ -298,25 +298,25 @@ class Outage(MemoryStorage):
 
 @pytest.mark.fault("F13")
 def test_after_an_outage_of_minutes_no_worker_needs_a_restart() -> None:
-    async def scenario(stage: Stage) -> None:
-        storage = stage.storage
+    async def scenario(harness: Harness) -> None:
+        storage = harness.storage
         assert isinstance(storage, Outage)
-        app = stage.app(timing=FAST)
+        app = harness.app(timing=FAST)
         task = sleeper(app, on_worker_lost="retry")
         jobs = await app.enqueue_many(task.call(20.0) for _ in range(12))
-        await stage.start(app.worker(concurrency=4))
+        await harness.start(app.worker(concurrency=4))
         await asyncio.sleep(10)
         storage.away = True
         await asyncio.sleep(300)
         storage.away = False
-        began = stage.now
+        began = harness.now
         for job in jobs:
             await job.result()
-        assert stage.now - began < 90
-        assert await counts(stage) == {State.COMPLETED: 12}
-        # The reaper too is back at work: what others leave behind is found.
+        assert harness.now - began < 90
+        assert await counts(harness) == {State.COMPLETED: 12}
+        # The reaper works again too: it finds what others leave behind.
         left = await task.options(queue="elsewhere").enqueue()
-        await seized(stage, queue="elsewhere")
+        await claim_all(harness, queue="elsewhere")
         await asyncio.sleep(BOUND)
 
         assert await left.state() is State.WAITING
@@ -325,20 +325,20 @@ def test_after_an_outage_of_minutes_no_worker_needs_a_restart() -> None:
 
 
 @pytest.mark.fault("W-T25")
-def test_a_storage_that_refuses_every_claim_is_not_stormed() -> None:
-    async def scenario(stage: Stage) -> None:
-        storage = stage.storage
+def test_a_storage_that_refuses_every_claim_is_not_flooded_with_calls() -> None:
+    async def scenario(harness: Harness) -> None:
+        storage = harness.storage
         assert isinstance(storage, Outage)
-        app = stage.app()
+        app = harness.app()
         task = quick(app)
         heard: list[WorkerFailed] = []
         app.on(WorkerFailed, scope="every")(heard.append)
-        await stage.start(app.worker())
+        await harness.start(app.worker())
         await asyncio.sleep(1)
         before = storage.asked["exchange"]
         storage.away = True
         for number in range(3_000):
-            # Jobs are still taken in, and each hints that there is something to claim.
+            # The storage still accepts jobs, and each notifies the worker that there is something to claim.
             await task.enqueue(number)
             await asyncio.sleep(0.1)
         tried = storage.asked["exchange"] - before
@@ -352,99 +352,99 @@ def test_a_storage_that_refuses_every_claim_is_not_stormed() -> None:
 
 
 @pytest.mark.fault("W-T9")
-def test_a_suspect_keeps_its_grace_with_any_number_of_reapers(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app(timing=Timing(lease="4s", sweep="500ms", grace="4s"))
+def test_a_suspect_keeps_its_grace_with_any_number_of_reapers(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app(timing=Timing(lease="4s", sweep="500ms", grace="4s"))
         job = await sleeper(app).enqueue(30.0)
-        node = await stage.start(app.worker(reaper=False), "holder")
+        node = await harness.start(app.worker(reaper=False), "holder")
         for number in range(5):
-            await stage.start(Reaper(app, election=None), f"reaper-{number}")
+            await harness.start(Reaper(app, election=None), f"reaper-{number}")
         await asyncio.sleep(10)
-        stage.loop.pause(node)
+        harness.loop.pause(node)
         await asyncio.sleep(6)
         suspected = (await record_of(job)).suspect_until is not None
-        stage.loop.wake(node)
+        harness.loop.wake(node)
 
         assert suspected
         assert await job.result() == 1
-        assert await stage.events_of(JobStalled) == []
+        assert await harness.events_of(JobStalled) == []
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 @pytest.mark.fault("W-P2", "W-P4")
-def test_a_claim_with_a_lost_answer_of_an_unknown_worker_is_recovered(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app(timing=FAST)
+def test_a_claim_with_a_lost_answer_of_an_unknown_worker_is_recovered(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app(timing=FAST)
         job = await sleeper(app).enqueue()
-        await seized(stage)
-        assert (await stage.storage.survey()).workers == ()
+        await claim_all(harness)
+        assert (await harness.storage.survey()).workers == ()
         await asyncio.sleep(3600)
-        await stage.start(app.worker())
+        await harness.start(app.worker())
 
         assert await job.result(timeout=BOUND) == 2
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 @pytest.mark.fault("W-P5", "W-P18")
 @pytest.mark.parametrize("name", ["host:1:2", "x:exp", "../../tmp", "a/b", "*"])
-def test_no_character_of_a_name_hides_a_job_from_the_reaper(play: Play, name: str) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app(timing=FAST)
+def test_no_character_of_a_name_hides_a_job_from_the_reaper(run_scenario: RunScenario, name: str) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app(timing=FAST)
         job = await sleeper(app).options(id=name).enqueue()
-        await crash(stage, app, name=name)
-        await stage.start(app.worker(name=f"{name}:2"))
+        await crash(harness, app, name=name)
+        await harness.start(app.worker(name=f"{name}:2"))
 
         assert await job.result(timeout=2 * BOUND) == 2
-        (event,) = await stage.events_of(JobStalled)
+        (event,) = await harness.events_of(JobStalled)
         assert (event.id, event.action) == (name, "recovered")
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 @pytest.mark.fault("W-B1")
 @pytest.mark.parametrize("paused", ["queue", "task"])
-def test_a_job_that_stalled_too_often_fails_at_once_while_paused(play: Play, paused: str) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app(timing=FAST)
+def test_a_job_that_stalled_too_often_fails_at_once_while_paused(run_scenario: RunScenario, paused: str) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app(timing=FAST)
         task = sleeper(app, stall=Stall(max_count=0))
         job = await task.enqueue()
-        await crash(stage, app)
+        await crash(harness, app)
         await (app.queue("default") if paused == "queue" else task).pause()
-        await stage.start(Reaper(app), "reaper")
+        await harness.start(Reaper(app), "reaper")
         await asyncio.sleep(BOUND)
 
         assert await job.state() is State.FAILED
-        assert [(event.id, event.reason) for event in await stage.events_of(JobFailed)] == [(job.id, "stalled")]
+        assert [(event.id, event.reason) for event in await harness.events_of(JobFailed)] == [(job.id, "stalled")]
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 @pytest.mark.fault("W-N7")
-def test_a_recovered_job_is_not_left_until_a_worker_happens_to_look(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app(timing=FAST)
+def test_a_recovered_job_is_not_left_until_a_worker_happens_to_look(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app(timing=FAST)
         job = await sleeper(app).enqueue()
-        await crash(stage, app)
-        await stage.start(app.worker(reaper=False), "idle")
-        await stage.start(Reaper(app), "reaper")
+        await crash(harness, app)
+        await harness.start(app.worker(reaper=False), "idle")
+        await harness.start(Reaper(app), "reaper")
 
         assert await job.result() == 2
         first, second = (await job.info()).runs
         assert first.end is not None
         assert (second.start - first.end).total_seconds() < 0.1
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-# ── whoever lost a job has no more say in it ──────────────────────────────────────────────────────────────────────────
+# ── a worker that lost a job cannot change it ─────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.fault("W-T18", "W-P1")
-def test_reports_of_a_fenced_run_change_no_later_run(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app, other = stage.app(timing=FAST), stage.app(timing=FAST)
+def test_reports_of_a_fenced_run_change_no_later_run(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app, other = harness.app(timing=FAST), harness.app(timing=FAST)
         reports: list[float] = []
 
         async def body() -> int:
@@ -454,42 +454,42 @@ def test_reports_of_a_fenced_run_change_no_later_run(play: Play) -> None:
                 try:
                     await asyncio.sleep(0.2)
                 except asyncio.CancelledError:
-                    # A handler that will not hear that it is over.
+                    # A handler that ignores its cancellation.
                     continue
-                if stage.now > 5:
-                    reports.append(stage.now)
+                if harness.now > 5:
+                    reports.append(harness.now)
                     current_job().progress(0.9, "zombie")
                     current_job().log.info("zombie")
             return run
 
         task = app.task(name="body")(body)
         other.task(name="body")(body)
-        node = await stage.start(app.worker(reaper=False), "zombie")
+        node = await harness.start(app.worker(reaper=False), "zombie")
         job = await task.enqueue()
         await asyncio.sleep(1)
-        stage.loop.pause(node)
-        await stage.start(other.worker(), "another")
+        harness.loop.pause(node)
+        await harness.start(other.worker(), "another")
         assert await job.result() == 2
-        stage.loop.wake(node)
+        harness.loop.wake(node)
         await asyncio.sleep(10)
         after = await job.info()
-        await stage.storage.revise([DeleteJob(job.ref)])
+        await harness.storage.revise([DeleteJob(job.ref)])
         reported = len(reports)
         await asyncio.sleep(10)
 
         assert (after.job.progress, after.job.progress_note, after.log) == (0.2, "run 2", ())
-        # It has gone on all the while.
+        # It has continued all the while.
         assert 0 < reported < len(reports)
-        assert await stage.storage.get([job.ref]) == [None]
-        assert await counts(stage) == {}
+        assert await harness.storage.get([job.ref]) == [None]
+        assert await counts(harness) == {}
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 @pytest.mark.fault("W-T30")
-def test_no_attempt_begins_while_an_earlier_one_outlives_its_timeout(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app()
+def test_no_attempt_begins_while_an_earlier_one_outlives_its_timeout(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app()
         running: list[int] = []
         most: list[int] = []
 
@@ -500,26 +500,26 @@ def test_no_attempt_begins_while_an_earlier_one_outlives_its_timeout(play: Play)
             try:
                 await asyncio.sleep(60)
             finally:
-                # It takes its time to end.
+                # It takes a while to end.
                 await asyncio.sleep(3)
                 running.pop()
 
         jobs = [await slow.enqueue() for _ in range(2)]
-        await stage.start(app.worker(), "one")
-        await stage.start(app.worker(), "two")
+        await harness.start(app.worker(), "one")
+        await harness.start(app.worker(), "two")
         for job in jobs:
             with pytest.raises(JobFailedError, match="timeout of 2 s"):
                 await job.result()
 
         assert most == [1] * 6
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 @pytest.mark.fault("W-B9")
-def test_a_cancel_reaches_a_run_in_another_process(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        client, server = stage.app(timing=FAST), stage.app(timing=FAST)
+def test_a_cancel_reaches_a_run_in_another_process(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        client, server = harness.app(timing=FAST), harness.app(timing=FAST)
         ended: list[bool] = []
 
         @server.task(name="long")
@@ -530,7 +530,7 @@ def test_a_cancel_reaches_a_run_in_another_process(play: Play) -> None:
                 ended.append(current_job().cancelled)
 
         job = await client.task(name="long")(long.function).enqueue()
-        await stage.start(server.worker(), "server")
+        await harness.start(server.worker(), "server")
         await asyncio.sleep(1)
         assert await client.job(job.id).cancel("enough")
         with pytest.raises(JobCancelledError, match="enough"):
@@ -538,117 +538,117 @@ def test_a_cancel_reaches_a_run_in_another_process(play: Play) -> None:
 
         assert ended == [True]
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-# ── who is next, and who waits for whom ───────────────────────────────────────────────────────────────────────────────
+# ── order, and which jobs wait for which ──────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.fault("W-T10", "W-B12")
-def test_neither_urgent_nor_plain_jobs_starve_under_constant_load(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app()
+def test_neither_urgent_nor_plain_jobs_starve_under_constant_load(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app()
         began: dict[str, float] = {}
 
         @app.task
         async def work(name: str) -> None:
-            began[name] = stage.now
+            began[name] = harness.now
             await asyncio.sleep(1)
 
         await app.enqueue_many(work.call(f"plain {number}") for number in range(50))
-        await stage.start(app.worker(concurrency=1))
+        await harness.start(app.worker(concurrency=1))
         await asyncio.sleep(5)
         await work.options(priority=1).enqueue("urgent")
         await asyncio.sleep(2)
         assert began["urgent"] < 7
         await work.enqueue("last")
-        # As many urgent ones as can be done, for as long as it takes.
+        # As many urgent jobs as can be run, for the whole time.
         while "last" not in began:
-            await work.options(priority=1).enqueue(f"urgent at {stage.now}")
+            await work.options(priority=1).enqueue(f"urgent at {harness.now}")
             await asyncio.sleep(1)
 
-        # A priority is worth a minute, so the plain ones have their turn after one, and this is behind fifty of them.
+        # A priority is worth a minute, so the plain ones run after one minute, and this one is behind fifty of them.
         assert "plain 49" in began
         assert began["last"] < 7 + 60 + 50 + 10
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 @pytest.mark.fault("W-T11")
 @pytest.mark.parametrize("priority", [-500, 0, 500])
-def test_no_priority_is_so_high_that_the_order_of_arrival_is_lost(play: Play, priority: int) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app()
+def test_no_priority_is_so_high_that_the_order_of_arrival_is_lost(run_scenario: RunScenario, priority: int) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app()
         task = quick(app)
-        # Named against their order, so that only the instants tell it, and these are a microsecond apart.
+        # The names sort against the order, so only the instants, a microsecond apart, can decide it.
         ids = [f"job {number:03}" for number in range(200, 0, -1)]
         for job_id in ids:
             await task.options(id=job_id, priority=priority).enqueue()
             await asyncio.sleep(0.000_001)
 
-        assert [lease.ref.id for lease in await seized(stage)] == ids
+        assert [lease.ref.id for lease in await claim_all(harness)] == ids
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 @pytest.mark.fault("W-N3")
-def test_no_key_of_thousands_is_forgotten_while_a_job_holds_it(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app()
+def test_no_key_of_thousands_is_forgotten_while_a_job_holds_it(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app()
         task = quick(app, concurrency_key="{value}")
         for _ in range(2):
             await app.enqueue_many(task.call(number) for number in range(1_500))
-        held = await seized(stage)
+        held = await claim_all(harness)
         keys = Counter(lease.job.keys[0].name for lease in held)
 
         assert len(keys) == 1_500
         assert set(keys.values()) == {1}
-        assert await counts(stage) == {State.ACTIVE: 1_500, State.WAITING: 1_500}
+        assert await counts(harness) == {State.ACTIVE: 1_500, State.WAITING: 1_500}
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 @pytest.mark.fault("W-B4", "W-N4")
-def test_a_dead_workers_slots_are_not_held_beyond_the_bound(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app()
+def test_a_dead_workers_slots_are_not_held_beyond_the_bound(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app()
         task = sleeper(app, concurrency_key="pair", concurrency_limit=2, stall=Stall(max_count=0))
         dead = [await task.enqueue() for _ in range(2)]
-        await crash(stage, app)
-        began = stage.now
+        await crash(harness, app)
+        began = harness.now
         others = [await task.enqueue(1.0) for _ in range(2)]
-        await stage.start(app.worker())
+        await harness.start(app.worker())
         for job in others:
             assert await job.result() == 1
 
         assert [await job.state() for job in dead] == [State.FAILED, State.FAILED]
-        assert stage.now - began <= app.timing.recovery_bound.total_seconds() + 1.1
+        assert harness.now - began <= app.timing.recovery_bound.total_seconds() + 1.1
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 @pytest.mark.fault("W-T32", "W-P13")
 def test_an_idle_queue_costs_nothing_and_delays_no_busy_one() -> None:
-    async def scenario(stage: Stage) -> None:
-        storage = stage.storage
+    async def scenario(harness: Harness) -> None:
+        storage = harness.storage
         assert isinstance(storage, Outage)
-        app = stage.app()
+        app = harness.app()
 
         async def note() -> float:
-            return stage.now
+            return harness.now
 
         tasks = [app.task(name=f"task {number}", queue=f"queue {number}")(note) for number in range(40)]
-        await stage.start(app.worker())
+        await harness.start(app.worker())
         await asyncio.sleep(1)
         before = Counter(storage.asked)
         await asyncio.sleep(300)
         asked = storage.asked - before
         delays: list[float] = []
         for task in tasks:
-            began = stage.now
+            began = harness.now
             delays.append(await (await task.enqueue()).result() - began)
 
-        # One question for all of them, each five seconds, and one ear for all their hints.
+        # One exchange for all of them every five seconds, and one listener for all their notifications.
         assert asked["exchange"] <= 61
         assert before["notices"] <= 3
         assert max(delays) < 0.1
@@ -658,52 +658,52 @@ def test_an_idle_queue_costs_nothing_and_delays_no_busy_one() -> None:
 
 @pytest.mark.fault("W-N14")
 def test_a_job_due_in_a_year_is_delayed_and_costs_its_worker_no_calls() -> None:
-    async def scenario(stage: Stage) -> None:
-        storage = stage.storage
+    async def scenario(harness: Harness) -> None:
+        storage = harness.storage
         assert isinstance(storage, Outage)
-        app = stage.app()
+        app = harness.app()
         job = await quick(app).options(delay="400d").enqueue()
-        await stage.start(app.worker())
+        await harness.start(app.worker())
         await asyncio.sleep(300)
 
         assert await job.state() is State.DELAYED
         assert storage.asked["exchange"] <= 62
-        stage.clock.step(400 * 86_400)
+        harness.clock.step(400 * 86_400)
         await job.result(timeout="10s")
 
     on_memory(Outage, scenario)
 
 
-# ── whoever waits is told ─────────────────────────────────────────────────────────────────────────────────────────────
+# ── callers that wait are notified ────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.fault("W-T16")
-def test_waiting_for_a_deleted_or_trimmed_job_ends_with_an_error(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app(timing=FAST)
+def test_waiting_for_a_deleted_or_trimmed_job_ends_with_an_error(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app(timing=FAST)
         task = quick(app)
         await app.queue("default").set_retention(Retention(completed=Keep("10s")))
         deleted, trimmed = await task.options(delay="1h").enqueue(1), await task.enqueue(2)
         waiter = asyncio.create_task(deleted.result())
-        await stage.start(app.worker())
+        await harness.start(app.worker())
         await asyncio.sleep(5)
-        await stage.storage.revise([DeleteJob(deleted.ref)])
-        began = stage.now
+        await harness.storage.revise([DeleteJob(deleted.ref)])
+        began = harness.now
         with pytest.raises(JobNotFoundError):
             await waiter
-        assert stage.now - began <= 1
+        assert harness.now - began <= 1
         assert await trimmed.result() == 2
         await asyncio.sleep(10)
-        began = stage.now
+        began = harness.now
         with pytest.raises(JobNotFoundError):
             await trimmed.result()
-        assert stage.now - began <= 1
+        assert harness.now - began <= 1
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-class Mute(MemoryStorage):
-    """Memory whose hints reach nobody."""
+class WithoutNotifications(MemoryStorage):
+    """Memory whose notifications do not arrive."""
 
     def notices(self, topics: Iterable[str]) -> Listener:
         return super().notices(["what never happens"])
@@ -711,55 +711,55 @@ class Mute(MemoryStorage):
 
 @pytest.mark.fault("W-B14", "W-P17")
 def test_without_notifications_jobs_results_and_events_still_arrive() -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app()
+    async def scenario(harness: Harness) -> None:
+        app = harness.app()
         heard: list[str] = []
         app.on(JobCompleted)(lambda event: heard.append(event.id))
         task = quick(app)
-        await stage.start(app.worker())
+        await harness.start(app.worker())
         await asyncio.sleep(1)
-        began = stage.now
+        began = harness.now
         job = await task.enqueue(7)
 
         assert await job.result() == 7
-        assert stage.now - began <= 7
+        assert harness.now - began <= 7
         await asyncio.sleep(2)
         assert heard == [job.id]
 
-    on_memory(lambda clock: Mute(clock=clock), scenario)
+    on_memory(lambda clock: WithoutNotifications(clock=clock), scenario)
 
 
 @pytest.mark.fault("W-P16")
-def test_waiting_for_a_job_that_has_ended_returns_at_once(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app(timing=FAST)
+def test_waiting_for_a_job_that_has_ended_returns_at_once(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app(timing=FAST)
         task = quick(app, retry=Retry(max_attempts=1))
 
         @app.task(name="fails", retry=Retry(max_attempts=1))
         async def fails() -> None:
             raise ValueError("no good")
 
-        await stage.start(app.worker())
+        await harness.start(app.worker())
         assert await task.options(id="done").enqueue_and_wait(1) == 1
         with pytest.raises(JobFailedError):
             await fails.options(id="failed").enqueue_and_wait()
         await (await task.options(id="cancelled", delay="1h").enqueue()).cancel("enough")
-        began = stage.now
+        began = harness.now
 
         assert await task.options(id="done").enqueue_and_wait(2) == 1
         with pytest.raises(JobFailedError, match="no good"):
             await fails.options(id="failed").enqueue_and_wait()
         with pytest.raises(JobCancelledError, match="enough"):
             await task.options(id="cancelled").enqueue_and_wait(3)
-        assert stage.now == began
+        assert harness.now == began
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 @pytest.mark.fault("W-P6")
-def test_retries_and_cancels_reach_event_handlers_once_each(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        apps = [stage.app(timing=FAST) for _ in range(2)]
+def test_retries_and_cancels_reach_event_handlers_once_each(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        apps = [harness.app(timing=FAST) for _ in range(2)]
         heard: list[tuple[str, str]] = []
         for app in apps:
 
@@ -771,7 +771,7 @@ def test_retries_and_cancels_reach_event_handlers_once_each(play: Play) -> None:
 
             app.on(Event)(lambda event: heard.append((type(event).__name__, getattr(event, "id", ""))))
         for number, app in enumerate(apps):
-            await stage.start(app.worker(), f"worker-{number}")
+            await harness.start(app.worker(), f"worker-{number}")
         await asyncio.sleep(1)
         task = apps[0].tasks["second"]
         job, cancelled = await task.enqueue(), await task.options(delay="1h").enqueue()
@@ -780,120 +780,120 @@ def test_retries_and_cancels_reach_event_handlers_once_each(play: Play) -> None:
         await asyncio.sleep(5)
 
         kinds = (JobRetried, JobCancelled, JobCompleted, JobFailed)
-        told = sorted((kind, job_id) for kind, job_id in heard if kind in {kind.__name__ for kind in kinds})
-        assert told == [
+        received = sorted((kind, job_id) for kind, job_id in heard if kind in {kind.__name__ for kind in kinds})
+        assert received == [
             ("JobCancelled", cancelled.id),
             ("JobCompleted", job.id),
             ("JobRetried", job.id),
         ]
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 # ── what is kept, and what is not ─────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.fault("W-T17")
-def test_a_queue_does_not_grow_though_thousands_complete_in_no_time(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app(timing=FAST)
+def test_a_queue_does_not_grow_though_thousands_complete_in_no_time(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app(timing=FAST)
         task = quick(app)
         await app.queue("default").set_retention(Retention(completed=Keep("1h", 100)))
         await app.enqueue_many(task.call(number) for number in range(3_000))
         worker = app.worker(concurrency=100, burst=True)
-        node = await stage.start(worker)
-        await stage.loop.start(node, worker.wait())
-        done = stage.now
-        await stage.start(Reaper(app), "reaper")
+        node = await harness.start(worker)
+        await harness.loop.start(node, worker.wait())
+        done = harness.now
+        await harness.start(Reaper(app), "reaper")
         await asyncio.sleep(2 * FAST.sweep.total_seconds())
 
         assert done < 30
-        assert await counts(stage) == {State.COMPLETED: 100}
+        assert await counts(harness) == {State.COMPLETED: 100}
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 @pytest.mark.fault("W-P7")
-def test_a_result_of_a_short_life_takes_no_other_with_it(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app(timing=FAST)
+def test_a_result_with_a_short_ttl_deletes_no_other_result(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app(timing=FAST)
         task = quick(app)
 
         @app.task(name="fails", retry=Retry(max_attempts=1))
         async def fails() -> None:
             raise ValueError("no good")
 
-        await stage.start(app.worker())
+        await harness.start(app.worker())
         failed = await fails.enqueue()
         others = [await task.enqueue(number) for number in range(20)]
         brief = [await task.options(result_ttl="5s").enqueue(number) for number in range(20)]
         later = [await task.enqueue(number) for number in range(20)]
         await asyncio.sleep(30)
 
-        assert await stage.storage.get([job.ref for job in brief]) == [None] * 20
+        assert await harness.storage.get([job.ref for job in brief]) == [None] * 20
         assert [await job.result() for job in (*others, *later)] == [*range(20), *range(20)]
         with pytest.raises(JobFailedError, match="no good"):
             await failed.result()
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 @pytest.mark.fault("W-P14")
-def test_a_job_cancelled_and_enqueued_again_is_in_line_once(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app()
+def test_a_job_cancelled_and_enqueued_again_is_in_line_once(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app()
         task = quick(app).options(id="one")
         first = await task.enqueue(1)
         await first.cancel("enough")
         again = await task.enqueue(2)
 
-        # The id is known, and says so, instead of lying in line twice.
+        # The id is known, and the call reports that; it is not in line twice.
         assert not again.created
-        assert await seized(stage) == []
+        assert await claim_all(harness) == []
         await first.redrive()
         await task.enqueue(3)
-        assert [lease.ref for lease in await seized(stage)] == [first.ref]
-        # Too late to take it away: it runs, and is only asked to stop.
+        assert [lease.ref for lease in await claim_all(harness)] == [first.ref]
+        # Too late to remove it: it runs, and only gets a request to stop.
         await first.cancel()
         assert await first.state() is State.ACTIVE
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 @pytest.mark.fault("W-P14")
-def test_a_deleted_id_enqueued_again_runs_once_and_with_its_new_arguments(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app()
+def test_a_deleted_id_enqueued_again_runs_once_and_with_its_new_arguments(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app()
         task = quick(app).options(id="one")
         first = await task.enqueue(1)
-        await stage.storage.revise([DeleteJob(first.ref)])
+        await harness.storage.revise([DeleteJob(first.ref)])
         again = await task.enqueue(2)
-        await stage.start(app.worker())
+        await harness.start(app.worker())
 
         assert again.created
         assert await again.result() == 2
-        assert [event.id for event in await stage.events_of(JobCompleted)] == ["one"]
+        assert [event.id for event in await harness.events_of(JobCompleted)] == ["one"]
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 @pytest.mark.fault("W-P15")
-def test_jobs_with_similar_ids_keep_separate_data(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app(timing=FAST)
+def test_jobs_with_similar_ids_keep_separate_data(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app(timing=FAST)
         task = quick(app, result_ttl="5s")
         ids = ["x", "x:exp", "x:lock", "x:logs", "x:result", "exp", "job", "queue", ""]
         jobs = [await task.options(id=f"{job_id}!").enqueue(job_id) for job_id in ids]
         jobs += [await task.options(id=job_id).enqueue(job_id) for job_id in ids if job_id]
-        await stage.start(app.worker())
+        await harness.start(app.worker())
 
         assert [await job.result() for job in jobs] == [*ids, *ids[:-1]]
         await asyncio.sleep(10)
-        # Nobody asks for them again, and still they are gone.
-        assert await counts(stage) == {}
-        assert await stage.storage.get([job.ref for job in jobs]) == [None] * len(jobs)
+        # No call reads them again, and still they are deleted.
+        assert await counts(harness) == {}
+        assert await harness.storage.get([job.ref for job in jobs]) == [None] * len(jobs)
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 @pytest.mark.fault("W-P17")
@@ -908,7 +908,7 @@ def test_concurrent_enqueues_of_one_id_create_one_job_without_errors(tmp_path: P
         return [job.created for job in jobs]
 
     async def main() -> list[list[bool]]:
-        # Each in a thread and with a connection of its own.
+        # Each in a thread and with its own connection.
         return await asyncio.gather(*(asyncio.to_thread(asyncio.run, enqueue()) for _ in range(4)))
 
     made = asyncio.run(main())
@@ -917,22 +917,22 @@ def test_concurrent_enqueues_of_one_id_create_one_job_without_errors(tmp_path: P
 
 
 @pytest.mark.fault("W-P17")
-def test_jobs_of_equal_arguments_are_settled_one_by_one(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app(timing=FAST)
+def test_jobs_of_equal_arguments_are_settled_one_by_one(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app(timing=FAST)
         task = sleeper(app)
         jobs = [await task.enqueue(60.0) for _ in range(5)]
-        node = await stage.start(app.worker(reaper=False), "one")
+        node = await harness.start(app.worker(reaper=False), "one")
         await asyncio.sleep(1)
         await jobs[2].cancel()
         await asyncio.sleep(2)
 
-        assert await counts(stage) == {State.ACTIVE: 4, State.CANCELLED: 1}
-        stage.loop.kill(node)
-        await stage.start(app.worker(), "two")
+        assert await counts(harness) == {State.ACTIVE: 4, State.CANCELLED: 1}
+        harness.loop.kill(node)
+        await harness.start(app.worker(), "two")
         assert [await job.result() for number, job in enumerate(jobs) if number != 2] == [2] * 4
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 @pytest.mark.fault("W-P18")

@@ -1,4 +1,4 @@
-"""Enqueue, run, read: results, retries, timeouts, control flow, and the history of it all."""
+"""Enqueue, run, read: results, retries, timeouts, control flow, and the history of each job."""
 
 import asyncio
 from collections.abc import Sequence
@@ -33,23 +33,23 @@ from tenure.core.settlement import Settlement
 from tenure.storage.memory.storage import MemoryStorage
 from tenure.storage.protocol import ClaimRequest, EnqueueResult, ExchangeResult
 from tenure_testing.simulation.event_loop import SimClock, SimLoop, simulate
-from tests.flow.conftest import Play, Stage
+from tests.flow.conftest import Harness, RunScenario
 
 
-def test_a_result_comes_back_as_the_type_the_handler_returns(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app()
+def test_a_result_comes_back_as_the_type_the_handler_returns(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app()
 
         @app.task
         async def tomorrow(day: datetime, hours: list[int]) -> tuple[datetime, int]:
             return day + timedelta(days=1), sum(hours)
 
-        await stage.start(app.worker())
+        await harness.start(app.worker())
         job = await tomorrow.enqueue(datetime(2026, 1, 1, tzinfo=UTC), hours=[1, 2])
 
         assert await job.result() == (datetime(2026, 1, 2, tzinfo=UTC), 3)
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 def test_calling_a_task_runs_the_plain_function() -> None:
@@ -67,15 +67,15 @@ def test_calling_a_task_runs_the_plain_function() -> None:
     assert double(4) == 8
 
 
-def test_every_kind_of_parameter_arrives(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app()
+def test_every_kind_of_parameter_arrives(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app()
 
         @app.task
         async def kinds(a: int, /, b: int = 2, *rest: int, key: str = "k", **more: int) -> list[object]:
             return [a, b, list(rest), key, more]
 
-        await stage.start(app.worker())
+        await harness.start(app.worker())
         calls = [
             await kinds.enqueue(1),
             await kinds.enqueue(1, key="x", z=9),
@@ -90,20 +90,20 @@ def test_every_kind_of_parameter_arrives(play: Play) -> None:
             [1, 4, [], "k", {}],
         ]
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_a_failing_job_is_retried_with_backoff_and_fails_at_the_last(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app()
+def test_a_failing_job_is_retried_with_backoff_and_fails_at_the_last(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app()
         starts: list[float] = []
 
         @app.task(retry=Retry(max_attempts=4, base="10s", jitter=False))
         async def fail() -> None:
-            starts.append(stage.now)
+            starts.append(harness.now)
             raise ValueError(f"attempt {current_job().attempt}")
 
-        await stage.start(app.worker())
+        await harness.start(app.worker())
         job = await fail.enqueue()
         with pytest.raises(JobFailedError, match="attempt 4") as raised:
             await job.result()
@@ -112,16 +112,16 @@ def test_a_failing_job_is_retried_with_backoff_and_fails_at_the_last(play: Play)
         assert gaps == [10, 20, 40]
         assert (raised.value.error_type, raised.value.reason) == ("ValueError", "exhausted")
         assert "raise ValueError" in (raised.value.traceback or "")
-        assert [event.attempt for event in await stage.events_of(JobRetried)] == [1, 2, 3]
-        assert [event.reason for event in await stage.events_of(JobFailed)] == ["exhausted"]
+        assert [event.attempt for event in await harness.events_of(JobRetried)] == [1, 2, 3]
+        assert [event.reason for event in await harness.events_of(JobFailed)] == ["exhausted"]
         assert [run.ended for run in (await job.info()).runs] == ["raised"] * 4
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_never_wins_over_on_and_one_attempt_is_never_again(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app()
+def test_never_wins_over_on_and_one_attempt_is_never_again(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app()
 
         @app.task(name="never", retry=Retry(on=(ValueError,), never=(UnicodeError,)))
         async def never() -> None:
@@ -135,7 +135,7 @@ def test_never_wins_over_on_and_one_attempt_is_never_again(play: Play) -> None:
         async def once() -> None:
             raise ValueError("once")
 
-        await stage.start(app.worker())
+        await harness.start(app.worker())
         jobs = [await task.enqueue() for task in (never, other, once)]
         for job in jobs:
             with pytest.raises(JobFailedError):
@@ -148,18 +148,18 @@ def test_never_wins_over_on_and_one_attempt_is_never_again(play: Play) -> None:
             (1, "exhausted"),
         ]
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_a_handler_decides_about_its_job_by_exceptions(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app()
+def test_a_handler_decides_about_its_job_by_exceptions(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app()
 
         @app.task(name="later", retry=Retry(max_attempts=2))
         async def later() -> float:
             if current_job().attempt == 1:
                 raise RetryLater("90s")
-            return stage.now
+            return harness.now
 
         @app.task(name="snooze")
         async def snooze() -> tuple[int, int]:
@@ -175,7 +175,7 @@ def test_a_handler_decides_about_its_job_by_exceptions(play: Play) -> None:
         async def cancel() -> None:
             raise Cancel("superseded")
 
-        await stage.start(app.worker())
+        await harness.start(app.worker())
         postponed, snoozed = await later.enqueue(), await snooze.enqueue()
         rejected, cancelled = await reject.enqueue(), await cancel.enqueue()
         with pytest.raises(JobFailedError, match="bad address"):
@@ -188,12 +188,12 @@ def test_a_handler_decides_about_its_job_by_exceptions(play: Play) -> None:
         assert (await rejected.info()).job.reason == "rejected"
         assert (await snoozed.info()).job.releases == 3
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_a_timeout_ends_the_run_is_charged_as_a_failure_and_named(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app()
+def test_a_timeout_ends_the_run_is_charged_as_a_failure_and_named(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app()
 
         @app.task(timeout="5s", retry=Retry(max_attempts=2, base="1s", jitter=False))
         async def hang() -> None:
@@ -203,7 +203,7 @@ def test_a_timeout_ends_the_run_is_charged_as_a_failure_and_named(play: Play) ->
         async def own() -> None:
             raise TimeoutError("the handler's own")
 
-        await stage.start(app.worker())
+        await harness.start(app.worker())
         hung, raised = await hang.enqueue(), await own.enqueue()
         with pytest.raises(JobFailedError, match="timeout of 5 s"):
             await hung.result()
@@ -212,22 +212,22 @@ def test_a_timeout_ends_the_run_is_charged_as_a_failure_and_named(play: Play) ->
 
         assert [run.ended for run in (await hung.info()).runs] == ["timed_out", "timed_out"]
         assert ((await hung.info()).job.reason, (await raised.info()).job.reason) == ("timeout", "exhausted")
-        assert 11 <= stage.now < 12
+        assert 11 <= harness.now < 12
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_a_job_due_later_starts_then_and_not_before(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app()
+def test_a_job_due_later_starts_then_and_not_before(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app()
         starts: dict[str, float] = {}
 
         @app.task
         async def note(name: str) -> None:
-            starts[name] = stage.now
+            starts[name] = harness.now
 
-        await stage.start(app.worker())
-        at = datetime.fromtimestamp(stage.clock.now() / 1e6 + 90, UTC)
+        await harness.start(app.worker())
+        at = datetime.fromtimestamp(harness.clock.now() / 1e6 + 90, UTC)
         jobs = [
             await note.options(delay="1m").enqueue("delay"),
             await note.options(run_at=at).enqueue("run_at"),
@@ -240,13 +240,13 @@ def test_a_job_due_later_starts_then_and_not_before(play: Play) -> None:
         assert 60 <= starts["delay"] < 60.1
         assert 90 <= starts["run_at"] < 90.1
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 @pytest.mark.fault("W-T10", "W-B12")
-def test_waiting_jobs_of_higher_priority_start_first(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app()
+def test_waiting_jobs_of_higher_priority_start_first(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app()
         order: list[int] = []
 
         @app.task
@@ -255,26 +255,26 @@ def test_waiting_jobs_of_higher_priority_start_first(play: Play) -> None:
 
         for priority in (0, 5, -5, 5, 0):
             await note.options(priority=priority).enqueue(priority)
-        await stage.start(app.worker(concurrency=1))
+        await harness.start(app.worker(concurrency=1))
         await asyncio.sleep(1)
 
         assert order == [5, 5, 0, 0, -5]
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 @pytest.mark.fault("W-P5")
 @pytest.mark.statement(120)
 @pytest.mark.parametrize("job_id", ["a:b", "../../etc/passwd", "a/b", "naïve ☃ 任务", "x" * 1024, "%s {0} '\";--"])
-def test_ids_chosen_by_callers_may_contain_any_text(play: Play, job_id: str) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app()
+def test_ids_chosen_by_callers_may_contain_any_text(run_scenario: RunScenario, job_id: str) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app()
 
         @app.task
         async def own() -> str:
             return current_job().idempotency_key
 
-        await stage.start(app.worker())
+        await harness.start(app.worker())
         job = await own.options(id=job_id).enqueue()
         again = await own.options(id=job_id).enqueue()
 
@@ -282,12 +282,12 @@ def test_ids_chosen_by_callers_may_contain_any_text(play: Play, job_id: str) -> 
         assert (job.created, again.created) == (True, False)
         assert (await app.job(job_id, own).info()).job.starts == 1
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 @pytest.mark.statement(120)
 @pytest.mark.parametrize("job_id", ["", "x" * 1025])
-def test_an_empty_or_endless_id_is_refused(job_id: str) -> None:
+def test_an_empty_or_overlong_id_is_refused(job_id: str) -> None:
     app = Tenure("memory://")
 
     @app.task
@@ -297,33 +297,33 @@ def test_an_empty_or_endless_id_is_refused(job_id: str) -> None:
         own.options(id=job_id).call()
 
 
-def test_an_unknown_job_is_unknown_and_not_pending(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        job = stage.app().job("nobody")
+def test_an_unknown_job_is_unknown_and_not_pending(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        job = harness.app().job("unknown")
         for ask in (job.state, job.info, job.result, job.cancel, job.redrive):
-            with pytest.raises(JobNotFoundError, match="nobody"):
+            with pytest.raises(JobNotFoundError, match="unknown"):
                 await ask()
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_waiting_longer_than_asked_for_is_a_timeout_of_the_wait_only(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app()
+def test_a_wait_that_times_out_does_not_end_the_job(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app()
 
         @app.task
         async def slow() -> str:
             await asyncio.sleep(30)
             return "done"
 
-        await stage.start(app.worker())
+        await harness.start(app.worker())
         job = await slow.enqueue()
         with pytest.raises(ResultTimeoutError, match="continues"):
             await job.result(timeout="10s")
 
         assert await job.result() == "done"
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 async def test_a_result_with_timeout_zero_returns_only_for_an_ended_job(tmp_path: Path) -> None:
@@ -333,7 +333,7 @@ async def test_a_result_with_timeout_zero_returns_only_for_an_ended_job(tmp_path
     async def answer() -> int:
         return 42
 
-    @app.task(queue="nobody's")
+    @app.task(queue="unserved")
     async def never() -> None: ...
 
     async with app:
@@ -348,9 +348,9 @@ async def test_a_result_with_timeout_zero_returns_only_for_an_ended_job(tmp_path
             await app.job("unheard-of").result(timeout=0)
 
 
-def test_cancelling_before_the_start_is_at_once_and_redriving_runs_it(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app()
+def test_cancelling_before_the_start_is_at_once_and_redriving_runs_it(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app()
 
         @app.task
         async def task() -> int:
@@ -360,7 +360,7 @@ def test_cancelling_before_the_start_is_at_once_and_redriving_runs_it(play: Play
         assert await job.cancel("not needed")
         with pytest.raises(JobCancelledError, match="not needed"):
             await job.result()
-        await stage.start(app.worker())
+        await harness.start(app.worker())
         await asyncio.sleep(10)
         assert (await job.info()).runs == ()
         await job.redrive()
@@ -370,7 +370,7 @@ def test_cancelling_before_the_start_is_at_once_and_redriving_runs_it(play: Play
         with pytest.raises(UsageError, match="completed"):
             await job.redrive()
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 class Full(MemoryStorage):
@@ -395,8 +395,8 @@ def test_a_full_disk_refuses_enqueueing_and_delays_outcomes() -> None:
     async def main(loop: SimLoop) -> None:
         clock = SimClock(loop)
         storage = Full(clock=clock)
-        stage = Stage(loop, clock, storage)
-        app = stage.app()
+        harness = Harness(loop, clock, storage)
+        app = harness.app()
         failures: list[WorkerFailed] = []
         app.on(WorkerFailed, scope="every")(failures.append)
 
@@ -406,7 +406,7 @@ def test_a_full_disk_refuses_enqueueing_and_delays_outcomes() -> None:
             return number
 
         jobs = await app.enqueue_many(task.call(number) for number in range(10))
-        await stage.start(app.worker(concurrency=10))
+        await harness.start(app.worker(concurrency=10))
         await asyncio.sleep(0.5)
         storage.full = True
         with pytest.raises(StorageFullError):
@@ -417,24 +417,24 @@ def test_a_full_disk_refuses_enqueueing_and_delays_outcomes() -> None:
 
         assert [await job.result() for job in jobs] == list(range(10))
         assert {(await job.info()).job.starts for job in jobs} == {1}
-        assert len(await stage.events_of(JobCompleted)) == 10
+        assert len(await harness.events_of(JobCompleted)) == 10
         assert {failure.error for failure in failures} == {"no room"}
         assert max(failure.retry_in for failure in failures) <= 5
-        assert stage.now < 310
+        assert harness.now < 310
 
     simulate(main)
 
 
-def test_a_paused_queue_gives_out_nothing_until_it_is_resumed(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app()
+def test_a_paused_queue_gives_out_nothing_until_it_is_resumed(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app()
 
         @app.task
         async def task() -> float:
-            return stage.now
+            return harness.now
 
         await app.queue("default").pause(by="me")
-        await stage.start(app.worker())
+        await harness.start(app.worker())
         job = await task.enqueue()
         await asyncio.sleep(60)
         assert await job.state() is State.WAITING
@@ -442,4 +442,4 @@ def test_a_paused_queue_gives_out_nothing_until_it_is_resumed(play: Play) -> Non
 
         assert 60 <= await job.result() < 61
 
-    play(scenario)
+    run_scenario(scenario)

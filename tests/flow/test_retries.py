@@ -9,7 +9,7 @@ import pytest
 
 from tenure import JobRetried, Retry, State, TaskOptions, Tenure, UsageError
 from tenure.clock import SECOND
-from tests.flow.conftest import Play, Stage
+from tests.flow.conftest import Harness, RunScenario
 from tests.records import record_of
 
 
@@ -21,20 +21,20 @@ def failing(app: Tenure, error: type[Exception] = ValueError, **options: Any) ->
     return define(name="fail", **options)(fail)
 
 
-async def delays(stage: Stage, app: Tenure, job: Any) -> list[float]:
+async def delays(harness: Harness, app: Tenure, job: Any) -> list[float]:
     """Run a job to its end, and return the delays before its retries, in seconds."""
-    await stage.start(app.worker())
-    await stage.until(lambda: _failed(job))
-    return [event.delay for event in await stage.events_of(JobRetried)]
+    await harness.start(app.worker())
+    await harness.until(lambda: _failed(job))
+    return [event.delay for event in await harness.events_of(JobRetried)]
 
 
 async def _failed(job: Any) -> bool:
     return (await job.info()).job.state is State.FAILED
 
 
-def test_retry_and_timeout_of_a_call_win_over_those_of_the_task(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app()
+def test_retry_and_timeout_of_a_call_win_over_those_of_the_task(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app()
         task = failing(app, timeout="1m", retry=Retry(max_attempts=5, base="3s", cap="7s", jitter=0))
 
         plain = await record_of(await task.enqueue())
@@ -45,12 +45,12 @@ def test_retry_and_timeout_of_a_call_win_over_those_of_the_task(play: Play) -> N
         rule = own.policy.retry
         assert (rule.max_attempts, rule.base, rule.cap, rule.jitter) == (2, 9 * SECOND, 7 * SECOND, 0)
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_a_run_obeys_the_timeout_and_the_retries_of_its_call(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app()
+def test_a_run_obeys_the_timeout_and_the_retries_of_its_call(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app()
 
         @app.task(retry=Retry(max_attempts=1))
         async def hang() -> None:
@@ -59,15 +59,15 @@ def test_a_run_obeys_the_timeout_and_the_retries_of_its_call(play: Play) -> None
         own = Retry(max_attempts=3, backoff="fixed", base="10s", jitter=0)
         job = await hang.options(timeout="5s", retry=own).enqueue()
 
-        assert await delays(stage, app, job) == [10, 10]
+        assert await delays(harness, app, job) == [10, 10]
         assert ((await job.info()).job.failures, (await job.info()).job.reason) == (3, "timeout")
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_a_function_delays_each_retry_by_attempt_and_error(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app()
+def test_a_function_delays_each_retry_by_attempt_and_error(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app()
         seen = list[tuple[int, str]]()
 
         def delay(attempt: int, error: BaseException) -> timedelta:
@@ -76,16 +76,16 @@ def test_a_function_delays_each_retry_by_attempt_and_error(play: Play) -> None:
 
         job = await failing(app, retry=Retry(max_attempts=4, cap="1s", delay=delay)).enqueue("why")
 
-        assert await delays(stage, app, job) == [60, 120, 180]
+        assert await delays(harness, app, job) == [60, 120, 180]
         # The last attempt has no retry, so the function is not called for it.
         assert seen == [(1, "ValueError('why')"), (2, "ValueError('why')"), (3, "ValueError('why')")]
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_a_delay_function_gets_a_timeout_error_after_a_timeout(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app()
+def test_a_delay_function_gets_a_timeout_error_after_a_timeout(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app()
 
         def delay(attempt: int, error: BaseException) -> str | None:
             return "7s" if isinstance(error, TimeoutError) else None
@@ -94,9 +94,9 @@ def test_a_delay_function_gets_a_timeout_error_after_a_timeout(play: Play) -> No
         async def hang() -> None:
             await asyncio.sleep(1000)
 
-        assert await delays(stage, app, await hang.enqueue()) == [7]
+        assert await delays(harness, app, await hang.enqueue()) == [7]
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 async def _coroutine() -> int:
@@ -116,16 +116,16 @@ def _raise() -> Any:
     [lambda: "soon", lambda: -1, lambda: float("nan"), lambda: True, object, _coroutine, _raise, lambda: _exit()],
 )
 def test_a_failing_delay_function_gives_the_default_delay_and_a_log_line(
-    play: Play, caplog: pytest.LogCaptureFixture, result: Any
+    run_scenario: RunScenario, caplog: pytest.LogCaptureFixture, result: Any
 ) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app()
+    async def scenario(harness: Harness) -> None:
+        app = harness.app()
         retry = Retry(max_attempts=2, base="4s", jitter=0, delay=lambda attempt, error: result())
 
-        assert await delays(stage, app, await failing(app, retry=retry).enqueue()) == [4]
+        assert await delays(harness, app, await failing(app, retry=retry).enqueue()) == [4]
 
     with caplog.at_level(logging.ERROR):
-        play(scenario)
+        run_scenario(scenario)
     (line,) = [record.getMessage() for record in caplog.records if "Retry.delay" in record.getMessage()]
     assert line.endswith("; the default delay applies")
     assert "secret" not in line
@@ -135,28 +135,30 @@ def _exit() -> Any:
     raise SystemExit(3)
 
 
-def test_none_of_a_delay_function_means_the_default_delay(play: Play, caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app(defaults=TaskOptions(retry=Retry(delay=lambda attempt, error: None)))
+def test_none_of_a_delay_function_means_the_default_delay(
+    run_scenario: RunScenario, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app(defaults=TaskOptions(retry=Retry(delay=lambda attempt, error: None)))
         task = failing(app, retry=Retry(max_attempts=2, base="4s", jitter=0))
 
-        assert await delays(stage, app, await task.enqueue()) == [4]
+        assert await delays(harness, app, await task.enqueue()) == [4]
 
-    play(scenario)
+    run_scenario(scenario)
     assert "Retry.delay" not in caplog.text
 
 
-def test_a_call_with_a_delay_of_its_own_does_not_use_the_function(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app()
+def test_a_call_with_a_delay_of_its_own_does_not_use_the_function(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app()
         task = failing(app, retry=Retry(max_attempts=2, jitter=0, delay=lambda attempt, error: 100))
 
-        assert await delays(stage, app, await task.options(retry=Retry(base="3s")).enqueue()) == [3]
+        assert await delays(harness, app, await task.options(retry=Retry(base="3s")).enqueue()) == [3]
         more = await task.options(retry=Retry(max_attempts=3)).enqueue()
-        await stage.until(lambda: _failed(more))
-        assert [event.delay for event in await stage.events_of(JobRetried)] == [3, 100, 100]
+        await harness.until(lambda: _failed(more))
+        assert [event.delay for event in await harness.events_of(JobRetried)] == [3, 100, 100]
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Routers: the parts of a large app, written without it and taken in by it."""
+"""Routers: the parts of a large app, written without it and included in it."""
 
 import asyncio
 from typing import Any
@@ -6,15 +6,15 @@ from typing import Any
 import pytest
 
 from tenure import JobCompleted, Proceed, Router, RunCall, Stall, TaskOptions, Tenure, UsageError, current_job
-from tests.flow.conftest import Play, Stage
+from tests.flow.conftest import Harness, RunScenario
 from tests.records import record_of
 
 Loose: Any = Router
 LooseApp: Any = Tenure
 
 
-def test_a_routers_tasks_and_handlers_work_as_the_apps_own_do(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
+def test_a_routers_tasks_and_handlers_work_as_the_apps_own_do(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
         heard: list[Any] = []
         router = Router(prefix="billing.", defaults=TaskOptions(queue="billing"))
 
@@ -34,9 +34,9 @@ def test_a_routers_tasks_and_handlers_work_as_the_apps_own_do(play: Play) -> Non
         async def of_app(event: JobCompleted) -> None:
             heard.append(("app", event.task))
 
-        app = stage.app()
+        app = harness.app()
         app.include(router)
-        await stage.start(app.worker())
+        await harness.start(app.worker())
         job = await charge.enqueue(7, cents=2)
 
         assert await job.result() == f"{job.id} 7 2"
@@ -51,10 +51,10 @@ def test_a_routers_tasks_and_handlers_work_as_the_apps_own_do(play: Play) -> Non
         async def all_heard() -> bool:
             return len(heard) == 3
 
-        await stage.until(all_heard)
+        await harness.until(all_heard)
         assert sorted(heard) == [("app", "billing.charge"), ("app", "billing.refund"), ("task", "billing.charge")]
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 def test_prefixes_are_joined_and_the_inner_options_win() -> None:
@@ -124,7 +124,7 @@ async def test_waiting_and_pausing_are_refused_before_the_router_is_included() -
     assert await charge() == 1
 
 
-def test_options_said_before_the_router_is_included_hold_in_the_app() -> None:
+def test_options_set_before_the_router_is_included_apply_in_the_app() -> None:
     router = Router(prefix="a.", defaults=TaskOptions(priority=3))
 
     @router.task(name="task")
@@ -181,7 +181,7 @@ def test_routers_that_include_each_other_are_refused() -> None:
         outer.include(outer)
 
 
-def test_a_router_that_does_not_fit_leaves_the_app_as_it_was() -> None:
+def test_an_invalid_router_leaves_the_app_unchanged() -> None:
     app = Tenure("memory://")
 
     @app.task(name="r.taken")
@@ -241,7 +241,7 @@ def test_a_router_with_two_tasks_of_one_name_is_refused_at_inclusion() -> None:
         (lambda: LooseApp("memory://").include(LooseApp("memory://")), "must be a Router; write"),
     ],
 )
-def test_bad_input_to_a_router_is_refused_where_it_is_said(made: Any, message: str) -> None:
+def test_bad_input_to_a_router_is_refused_at_the_call(made: Any, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         made()
 
@@ -256,9 +256,9 @@ def test_a_task_name_that_prefixes_make_too_long_is_refused_at_inclusion() -> No
         Tenure("memory://").include(outer)
 
 
-def test_schedules_of_a_router_get_its_prefix_in_the_app(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app, outer, router, runs = stage.app(), Router(prefix="shop."), Router(prefix="mail."), list[str]()
+def test_schedules_of_a_router_get_its_prefix_in_the_app(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app, outer, router, runs = harness.app(), Router(prefix="shop."), Router(prefix="mail."), list[str]()
 
         @router.every("30s", args=["often"])
         @router.cron("0 4 * * *", name="nightly", tz="Europe/Vienna", kwargs={"what": "night"})
@@ -273,9 +273,9 @@ def test_schedules_of_a_router_get_its_prefix_in_the_app(play: Play) -> None:
         async def tidy() -> None:
             runs.append("tidy")
 
-        await stage.start(app.worker())
+        await harness.start(app.worker())
         await asyncio.sleep(65)
-        schedules = {schedule.name: schedule for schedule in (await stage.storage.survey()).schedules}
+        schedules = {schedule.name: schedule for schedule in (await harness.storage.survey()).schedules}
 
         assert sorted(schedules) == ["shop.mail.late", "shop.mail.nightly", "shop.mail.send"]
         assert schedules["shop.mail.nightly"].tz == "Europe/Vienna"
@@ -285,12 +285,12 @@ def test_schedules_of_a_router_get_its_prefix_in_the_app(play: Play) -> None:
         )
         assert set(runs) == {"often", "tidy"}
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_middleware_of_routers_stands_between_the_apps_and_the_tasks(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app, outer, inner, seen = stage.app(), Router(), Router(), list[str]()
+def test_middleware_of_a_router_is_between_the_apps_and_the_tasks(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app, outer, inner, seen = harness.app(), Router(), Router(), list[str]()
 
         def named(name: str) -> Any:
             async def layer(call: RunCall, proceed: Proceed) -> Any:
@@ -312,19 +312,19 @@ def test_middleware_of_routers_stands_between_the_apps_and_the_tasks(play: Play)
         app.include(outer)
         app.middleware(named("app"))
         outer.middleware(named("outer"))
-        await stage.start(app.worker())
+        await harness.start(app.worker())
         await deep.enqueue_and_wait()
         assert seen == ["app", "outer", "inner", "task", "handler"]
         seen.clear()
         await flat.enqueue_and_wait()
         assert seen == ["app", "outer", "handler"]
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_an_implementation_has_the_middleware_of_its_own_router(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app, contract, handlers, seen = stage.app(), Router(), Router(), list[str]()
+def test_an_implementation_has_the_middleware_of_its_own_router(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app, contract, handlers, seen = harness.app(), Router(), Router(), list[str]()
 
         @handlers.middleware
         async def layer(call: RunCall, proceed: Proceed) -> Any:
@@ -354,13 +354,13 @@ def test_an_implementation_has_the_middleware_of_its_own_router(play: Play) -> N
         @app.implement(sort, middleware=[own, own])
         async def sorts() -> None: ...
 
-        await stage.start(app.worker())
+        await harness.start(app.worker())
         await send.enqueue_and_wait()
         await sort.enqueue_and_wait()
 
         assert seen == ["send", "own", "own", "own"]
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 def takes_one(number: int) -> None: ...
@@ -386,7 +386,7 @@ def test_invalid_schedules_and_middleware_of_a_router_are_refused_at_once(made: 
         made()
 
 
-def test_a_schedule_that_cannot_be_made_keeps_its_whole_router_out() -> None:
+def test_an_invalid_schedule_prevents_its_routers_inclusion() -> None:
     app, outer, router, second = Tenure("memory://"), Router(), Router(prefix="p."), Router()
 
     @app.every("1s", name="p.often")
@@ -416,7 +416,7 @@ def test_a_schedule_that_cannot_be_made_keeps_its_whole_router_out() -> None:
     assert sorted(free.runtime().schedules) == ["p.often", "p.seldom"]
 
 
-def test_arguments_that_only_the_app_can_refuse_keep_the_router_out_too() -> None:
+def test_arguments_that_only_the_app_can_check_prevent_the_inclusion_too() -> None:
     app, router = Tenure("memory://"), Router()
 
     @router.every("1s", args=["many"])

@@ -1,4 +1,4 @@
-"""Schedules: what code declares, what a person does with them, and the mistakes that are refused."""
+"""Schedules: what code declares, what an operator does with them, and the mistakes that are refused."""
 
 import asyncio
 import re
@@ -26,25 +26,25 @@ from tenure.client.schedules import ScheduleDecorator
 from tenure.clock import SECOND
 from tenure.core.duration import moment
 from tenure_testing.simulation.event_loop import EPOCH
-from tests.flow.conftest import FAST, Play, Stage
+from tests.flow.conftest import FAST, Harness, RunScenario
 from tests.flow.schedules import SLOW, START, after, jobs_of, scheduled, sweeping, ticks_of
 
 pytestmark = pytest.mark.thorough
 
 
-# ── what code declares, and what a person does ────────────────────────────────────────────────────────────────────
+# ── what code declares, and what an operator does ─────────────────────────────────────────────────────────────────────
 
 
-def test_a_declared_schedule_keeps_its_stored_progress(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
+def test_a_declared_schedule_keeps_its_stored_progress(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
         def declare(app: Tenure) -> ScheduleDecorator:
             return app.every("10s", name="often", overlap="allow")
 
-        async with sweeping(app := scheduled(stage, declare)):
+        async with sweeping(app := scheduled(harness, declare)):
             await asyncio.sleep(25)
         before = await app.schedules.get("often")
         await app.schedules.pause("often")
-        async with sweeping(app := scheduled(stage, declare)):
+        async with sweeping(app := scheduled(harness, declare)):
             await asyncio.sleep(25)
             paused = await app.schedules.get("often")
             resumed = await app.schedules.resume("often")
@@ -53,18 +53,18 @@ def test_a_declared_schedule_keeps_its_stored_progress(play: Play) -> None:
         assert before.last_tick == EPOCH + 20 * SECOND
         assert (paused.paused, paused.last_tick, paused.last_id) == (True, before.last_tick, before.last_id)
         assert (resumed.paused, resumed.next_tick) == (False, EPOCH + 60 * SECOND)
-        # What went by in the pause is neither made up for nor missed.
-        assert await ticks_of(stage, "often") == [after(10), after(20), after(60)]
-        assert await stage.events_of(ScheduleMissed) == []
+        # Ticks during the pause are neither caught up nor counted as missed.
+        assert await ticks_of(harness, "often") == [after(10), after(20), after(60)]
+        assert await harness.events_of(ScheduleMissed) == []
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_a_changed_text_takes_effect_from_now_on(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
+def test_a_changed_text_takes_effect_from_now_on(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
         def every(minutes: int) -> Tenure:
             text = f"*/{minutes} * * * *"
-            return scheduled(stage, lambda app: app.cron(text, name="often", overlap="allow"), timing=SLOW)
+            return scheduled(harness, lambda app: app.cron(text, name="often", overlap="allow"), timing=SLOW)
 
         async with sweeping(every(10)):
             await asyncio.sleep(601)
@@ -72,34 +72,34 @@ def test_a_changed_text_takes_effect_from_now_on(play: Play) -> None:
         async with sweeping(every(7)):
             await asyncio.sleep(600)
 
-        assert await ticks_of(stage, "often") == [after(600), after(4440)]
-        assert await stage.events_of(ScheduleMissed) == []
+        assert await ticks_of(harness, "often") == [after(600), after(4440)]
+        assert await harness.events_of(ScheduleMissed) == []
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_a_schedule_deleted_from_the_code_fires_until_it_is_removed(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        async with sweeping(scheduled(stage, lambda app: app.every("1s", name="often", overlap="allow"))):
+def test_a_schedule_deleted_from_the_code_fires_until_it_is_removed(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        async with sweeping(scheduled(harness, lambda app: app.every("1s", name="often", overlap="allow"))):
             await asyncio.sleep(1.5)
-        async with sweeping(app := stage.app(timing=FAST)):
+        async with sweeping(app := harness.app(timing=FAST)):
             await asyncio.sleep(2)
             await app.schedules.remove("often")
             await asyncio.sleep(2)
             listed = await app.schedules.list()
 
         assert listed == ()
-        assert await ticks_of(stage, "often") == [after(1), after(2), after(3)]
+        assert await ticks_of(harness, "often") == [after(1), after(2), after(3)]
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_schedules_are_made_changed_and_removed_at_run_time(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app(timing=FAST)
+def test_schedules_are_created_changed_and_removed_at_run_time(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app(timing=FAST)
 
         @app.task(name="greet")
-        async def greet(whom: str) -> None: ...
+        async def greet(name: str) -> None: ...
 
         put = await app.schedules.put("daily", greet.call("you"), cron="0 4 * * *", tz="Europe/Vienna")
         await app.schedules.put("often", greet.call("me"), every="90s", missed=All(5), overlap="allow", grace="1m")
@@ -112,7 +112,7 @@ def test_schedules_are_made_changed_and_removed_at_run_time(play: Play) -> None:
         await app.schedules.remove("daily")
 
         assert (put.name, put.cron, put.tz, put.job.task, put.job.payload) == (
-            *("daily", "0 4 * * *", "Europe/Vienna", "greet", b'{"whom":"you"}'),
+            *("daily", "0 4 * * *", "Europe/Vienna", "greet", b'{"name":"you"}'),
         )
         assert (put.missed, put.overlap, put.paused, put.last_id) == ("latest", "skip", False, None)
         assert coming == (datetime(2027, 1, 16, 3, tzinfo=UTC), datetime(2027, 1, 17, 3, tzinfo=UTC))
@@ -122,18 +122,18 @@ def test_schedules_are_made_changed_and_removed_at_run_time(play: Play) -> None:
             *(90 * SECOND, "all", 5, "queue_one", 60 * SECOND),
         )
         assert (later.cron, later.tz, later.missed, later.job.payload) == (
-            *("0 4 * * *", "America/New_York", "skip", b'{"whom":"them"}'),
+            *("0 4 * * *", "America/New_York", "skip", b'{"name":"them"}'),
         )
         assert (other.cron, other.tz, other.every, other.missed) == (None, "UTC", 7200 * SECOND, "skip")
         assert (back.cron, back.tz, back.every) == ("@hourly", "UTC", None)
         assert [schedule.name for schedule in await app.schedules.list()] == ["often"]
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_a_trigger_makes_a_job_now_and_keeps_the_cadence(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app(timing=FAST)
+def test_a_trigger_creates_a_job_now_and_keeps_the_cadence(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app(timing=FAST)
 
         @app.every("10s", name="often")
         @app.task(name="count")
@@ -150,11 +150,11 @@ def test_a_trigger_makes_a_job_now_and_keeps_the_cadence(play: Play) -> None:
             await asyncio.sleep(7)
 
         assert (result, paused) == ("None", "None")
-        jobs = await jobs_of(stage.storage, "often")
+        jobs = await jobs_of(harness.storage, "often")
         assert [job.tick for job in jobs] == [None, None, EPOCH + 10 * SECOND]
         assert by_hand.id in {job.id for job in jobs[:2]}
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 @pytest.mark.parametrize("options", [{"collect": Collect()}, {"version": 2}, {"since": 1}])
@@ -167,9 +167,9 @@ def test_options_of_a_task_are_refused_as_options_of_a_schedule(options: dict[st
             home.every("1h", **options)
 
 
-def test_a_manual_trigger_returns_the_receipt_of_its_call(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app(timing=FAST)
+def test_a_manual_trigger_returns_the_receipt_of_its_call(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app(timing=FAST)
 
         @app.every("1h", name="one")
         @app.task(name="unique", unique="one")
@@ -189,13 +189,13 @@ def test_a_manual_trigger_returns_the_receipt_of_its_call(play: Play) -> None:
             await few.cancel()
         assert await latest.state() is State.WAITING
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 @pytest.mark.parametrize("verb", ["get", "pause", "resume", "trigger", "remove", "next", "update"])
-def test_a_schedule_that_is_not_there_is_named_with_those_that_are(play: Play, verb: str) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app(timing=FAST)
+def test_an_unknown_schedule_raises_an_error_that_names_the_known_ones(run_scenario: RunScenario, verb: str) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app(timing=FAST)
 
         @app.task(name="work")
         async def work() -> None: ...
@@ -206,7 +206,7 @@ def test_a_schedule_that_is_not_there_is_named_with_those_that_are(play: Play, v
         with pytest.raises(UnknownScheduleError, match="schedule 'nightly' is unknown; known are: hourly"):
             await getattr(app.schedules, verb)("nightly")
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 # ── mistakes ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -235,7 +235,7 @@ def test_a_schedule_that_is_not_there_is_named_with_those_that_are(play: Play, v
         ("every", "1m", {"name": "taken"}, "schedule 'taken' is defined twice; give one of them another name="),
     ],
 )
-def test_a_schedule_that_cannot_be_is_refused_where_it_is_declared(
+def test_an_invalid_schedule_is_refused_when_it_is_declared(
     verb: str, when: Any, options: dict[str, Any], message: str
 ) -> None:
     app = Tenure("memory://")
@@ -251,7 +251,7 @@ def test_a_schedule_that_cannot_be_is_refused_where_it_is_declared(
 @pytest.mark.parametrize(
     ("timing", "grace"), [(Timing(), 10), (Timing.fast(), 10), (Timing.classic(), 20), (SLOW, 2400)]
 )
-async def test_the_grace_outlasts_the_death_of_a_leader(timing: Timing, grace: int) -> None:
+async def test_the_grace_covers_the_replacement_of_a_dead_leader(timing: Timing, grace: int) -> None:
     app = Tenure("memory://", timing=timing)
 
     @app.task(name="work")
@@ -296,7 +296,7 @@ def test_an_invalid_number_of_missed_ticks_is_refused(most: Any) -> None:
         ({"cron": "0 0 30 2 *"}, "is never due"),
     ],
 )
-async def test_a_schedule_that_cannot_be_is_refused_where_it_is_put(when: dict[str, Any], message: str) -> None:
+async def test_an_invalid_schedule_is_refused_when_it_is_put(when: dict[str, Any], message: str) -> None:
     app = Tenure("memory://")
 
     @app.task(name="work")
@@ -317,7 +317,7 @@ async def test_a_schedule_that_cannot_be_is_refused_where_it_is_put(when: dict[s
         await app.schedules.next("hourly", 0)
 
 
-def test_schedules_can_be_handled_without_a_loop() -> None:
+def test_schedules_can_be_managed_without_a_loop() -> None:
     app = Tenure("memory://")
 
     @app.task(name="work")
@@ -336,24 +336,24 @@ def test_schedules_can_be_handled_without_a_loop() -> None:
     assert app.schedules.list_sync() == ()
 
 
-def test_limit_start_end_and_immediately_hold_over_a_change_of_leader(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app(timing=FAST)
+def test_limit_start_end_and_immediately_hold_over_a_change_of_leader(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app(timing=FAST)
         runs: dict[str, list[float]] = {"limited": [], "within": [], "at once": []}
 
         @app.task(name="note")
         async def note(name: str) -> None:
-            runs[name].append(stage.now)
+            runs[name].append(harness.now)
 
-        now = moment(stage.clock.now())
+        now = moment(harness.clock.now())
         await app.schedules.put("limited", note.call("limited"), every="10s", limit=3)
         start, end = now + timedelta(seconds=30), now + timedelta(seconds=65)
         await app.schedules.put("within", note.call("within"), every="10s", start=start, end=end)
         await app.schedules.put("at once", note.call("at once"), every="1h", immediately=True)
-        first = await stage.start(app.worker(), "first")
+        first = await harness.start(app.worker(), "first")
         await asyncio.sleep(25)
-        stage.loop.kill(first)
-        await stage.start(app.worker(), "second")
+        harness.loop.kill(first)
+        await harness.start(app.worker(), "second")
         await asyncio.sleep(100)
 
         assert len(runs["limited"]) == 3
@@ -365,7 +365,7 @@ def test_limit_start_end_and_immediately_hold_over_a_change_of_leader(play: Play
         assert (await app.schedules.get("limited")).next_tick is None
         assert await app.schedules.next("within", 5) == ()
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Schedules declared in code are stored again after the storage lost them, whatever fails meanwhile."""
+"""Schedules declared in code are stored again after the storage lost them, even if an attempt fails."""
 
 import asyncio
 import contextlib

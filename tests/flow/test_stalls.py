@@ -25,15 +25,15 @@ from tenure import (
 )
 from tenure.client.task import Task
 from tenure.core.job import FOREVER
-from tests.flow.conftest import FAST, Play, Stage
+from tests.flow.conftest import FAST, Harness, RunScenario
 from tests.records import record_of
 
 
-async def crash(stage: Stage, app: Tenure, *, after: float = 0.1) -> None:
-    """Let a worker claim what there is, kill it, and wait until it has been noticed."""
-    node = await stage.start(app.worker(reaper=False), "victim")
+async def crash(harness: Harness, app: Tenure, *, after: float = 0.1) -> None:
+    """Let a worker claim what there is, kill it, and wait until a sweep has noticed."""
+    node = await harness.start(app.worker(reaper=False), "victim")
     await asyncio.sleep(after)
-    stage.loop.kill(node)
+    harness.loop.kill(node)
     await asyncio.sleep(app.timing.recovery_bound.total_seconds())
 
 
@@ -46,21 +46,21 @@ def sleeper(app: Tenure, **options: object) -> Task[[], None]:
 
 
 @pytest.mark.statement(1)
-def test_without_options_the_lease_is_20_seconds_and_one_stall_is_forgiven(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app()
+def test_without_options_the_lease_is_20_seconds_and_one_stall_is_forgiven(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app()
         job = await sleeper(app).enqueue()
         terms = (await record_of(job)).stall
 
         assert (terms.lease, terms.max_stalls) == (20_000_000, 1)
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 @pytest.mark.statement(2)
-def test_a_tasks_stall_options_are_merged_with_the_apps_field_by_field(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app(defaults=TaskOptions(stall=Stall(interval="15s", max_count=2)))
+def test_a_tasks_stall_options_are_merged_with_the_apps_field_by_field(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app(defaults=TaskOptions(stall=Stall(interval="15s", max_count=2)))
 
         @app.task
         async def plain() -> None: ...
@@ -72,14 +72,14 @@ def test_a_tasks_stall_options_are_merged_with_the_apps_field_by_field(play: Pla
 
         assert [(term.lease, term.max_stalls) for term in terms] == [(15_000_000, 2), (15_000_000, 5)]
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 @pytest.mark.fault("W-T8")
 @pytest.mark.statement(3, 89)
-def test_the_call_wins_over_the_queue_over_the_task_over_the_app(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app(defaults=TaskOptions(stall=Stall(interval="11s", max_count=11, start_grace="11s")))
+def test_the_call_wins_over_the_queue_over_the_task_over_the_app(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app(defaults=TaskOptions(stall=Stall(interval="11s", max_count=11, start_grace="11s")))
 
         @app.task(stall=Stall(interval="12s", max_count=12))
         async def task() -> None:
@@ -88,81 +88,81 @@ def test_the_call_wins_over_the_queue_over_the_task_over_the_app(play: Play) -> 
         await app.queue("default").set_stall(Stall(interval="13s"))
         ours = await task.enqueue()
         pinned = await task.options(stall=Stall(interval="14s")).enqueue()
-        await stage.start(app.worker())
+        await harness.start(app.worker())
         await asyncio.sleep(0.5)
         by_queue, by_call = (await record_of(ours)).stall, (await record_of(pinned)).stall
 
         assert (by_queue.lease, by_queue.max_stalls, by_queue.start_grace) == (13_000_000, 12, 11_000_000)
         assert (by_call.lease, by_call.max_stalls) == (14_000_000, 12)
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 @pytest.mark.statement(9)
-def test_bunqueues_rule_is_ours_less_one() -> None:
+def test_bunqueues_max_stalls_is_our_max_count_plus_one() -> None:
     assert Stall.from_bunqueue(max_stalls=3).max_count == 2
 
 
 @pytest.mark.statement(4, 33)
-def test_the_first_stall_recovers_the_job_and_says_so(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app(timing=FAST)
+def test_the_first_stall_recovers_the_job_and_records_it(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app(timing=FAST)
         job = await sleeper(app).enqueue()
         reaper = app.worker(queues=["elsewhere"])
-        await stage.start(reaper, "reaper")
-        await crash(stage, app)
-        event = (await stage.events_of(JobStalled))[0]
+        await harness.start(reaper, "reaper")
+        await crash(harness, app)
+        event = (await harness.events_of(JobStalled))[0]
         record = await record_of(job)
 
         assert (event.id, event.task, event.count, event.action) == (job.id, "sleeper", 1, "recovered")
         assert event.reason == "lease_expired"
         assert (record.state, record.stalls, record.failures) == (State.WAITING, 1, 0)
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 @pytest.mark.fault("W-P9")
 @pytest.mark.statement(5, 6, 7, 8, 39)
 @pytest.mark.parametrize("max_count", [0, 1, 2, 3])
-def test_a_job_fails_when_it_stalls_more_often_than_max_count(play: Play, max_count: int) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app(timing=FAST)
+def test_a_job_fails_when_it_stalls_more_often_than_max_count(run_scenario: RunScenario, max_count: int) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app(timing=FAST)
         job = await sleeper(app, stall=Stall(max_count=max_count)).enqueue()
-        await stage.start(app.worker(queues=["elsewhere"]), "reaper")
+        await harness.start(app.worker(queues=["elsewhere"]), "reaper")
         for _ in range(max_count + 1):
             assert await job.state() is State.WAITING
-            await crash(stage, app)
-        events = await stage.events_of(JobStalled, JobFailed)
+            await crash(harness, app)
+        events = await harness.events_of(JobStalled, JobFailed)
 
         assert [type(event) for event in events] == [JobStalled] * (max_count + 1) + [JobFailed]
         assert [event.action for event in events[:-1]] == ["recovered"] * max_count + ["failed"]
         assert [event.count for event in events[:-1]] == list(range(1, max_count + 2))
         assert (await job.state(), events[-1].reason) == (State.FAILED, "stalled")
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 @pytest.mark.statement(10, 11)
-def test_awaiting_a_job_that_failed_by_stalling_raises_a_typed_error(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app(timing=FAST)
+def test_awaiting_a_job_that_failed_by_stalling_raises_a_typed_error(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app(timing=FAST)
         job = await sleeper(app, stall=Stall(max_count=0)).enqueue()
-        await stage.start(app.worker(queues=["elsewhere"]), "reaper")
-        await crash(stage, app)
+        await harness.start(app.worker(queues=["elsewhere"]), "reaper")
+        await crash(harness, app)
         with pytest.raises(JobStalledError, match="stalled 1 times") as raised:
             await job.result()
 
         assert (raised.value.job_id, raised.value.count) == (job.id, 1)
         assert (await record_of(job)).finished is not None
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 @pytest.mark.fault("F10")
 @pytest.mark.statement(12, 13)
-def test_a_stall_is_charged_to_no_attempt_and_a_retry_to_no_stall(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app(timing=FAST)
+def test_a_stall_does_not_count_as_an_attempt_nor_a_retry_as_a_stall(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app(timing=FAST)
         attempts: list[tuple[int, int]] = []
 
         @app.task(retry=Retry(max_attempts=2, base="1s"))
@@ -174,38 +174,38 @@ def test_a_stall_is_charged_to_no_attempt_and_a_retry_to_no_stall(play: Play) ->
                 raise ValueError("once")
 
         job = await task.enqueue()
-        await stage.start(app.worker(queues=["elsewhere"]), "reaper")
-        await crash(stage, app)
-        await stage.start(app.worker(), "survivor")
+        await harness.start(app.worker(queues=["elsewhere"]), "reaper")
+        await crash(harness, app)
+        await harness.start(app.worker(), "survivor")
         await job.result()
         record = await record_of(job)
 
         assert attempts == [(1, 1), (2, 1), (3, 2)]
         assert (record.stalls, record.failures, record.starts) == (1, 1, 3)
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 @pytest.mark.statement(12)
-def test_a_redrive_gives_new_budgets(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app(timing=FAST)
+def test_a_redrive_resets_the_attempts_and_stalls(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app(timing=FAST)
         job = await sleeper(app, stall=Stall(max_count=0)).enqueue()
-        await stage.start(app.worker(queues=["elsewhere"]), "reaper")
-        await crash(stage, app)
+        await harness.start(app.worker(queues=["elsewhere"]), "reaper")
+        await crash(harness, app)
         await job.redrive(by="me")
         record = await record_of(job)
 
         assert (record.state, record.stalls, record.starts, record.error) == (State.WAITING, 0, 1, None)
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 @pytest.mark.fault("F6", "W-P1")
 @pytest.mark.statement(14, 29, 99)
-def test_a_long_handler_without_heartbeats_keeps_its_lease(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app()
+def test_a_long_handler_without_heartbeats_keeps_its_lease(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app()
 
         @app.task
         async def long() -> str:
@@ -213,20 +213,20 @@ def test_a_long_handler_without_heartbeats_keeps_its_lease(play: Play) -> None:
             return "done"
 
         job = await long.enqueue()
-        await stage.start(app.worker(), "one")
-        await stage.start(app.worker(), "two")
+        await harness.start(app.worker(), "one")
+        await harness.start(app.worker(), "two")
 
         assert await job.result() == "done"
         assert len((await job.info()).runs) == 1
-        assert await stage.events_of(JobStalled) == []
+        assert await harness.events_of(JobStalled) == []
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 @pytest.mark.statement(23)
-def test_a_recovered_job_is_the_next_one_to_run(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app(timing=FAST)
+def test_a_recovered_job_is_the_next_one_to_run(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app(timing=FAST)
         order: list[int] = []
 
         @app.task
@@ -235,83 +235,83 @@ def test_a_recovered_job_is_the_next_one_to_run(play: Play) -> None:
             if number == 1 and current_job().run == 1:
                 await asyncio.sleep(3600)
 
-        await stage.start(app.worker(queues=["elsewhere"]), "reaper")
+        await harness.start(app.worker(queues=["elsewhere"]), "reaper")
         await numbered.enqueue(1)
-        await crash(stage, app)
+        await crash(harness, app)
         for number in (2, 3):
             await numbered.enqueue(number)
-        await stage.start(app.worker(concurrency=1), "survivor")
+        await harness.start(app.worker(concurrency=1), "survivor")
         await asyncio.sleep(1)
 
         assert order == [1, 1, 2, 3]
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 @pytest.mark.fault("F7", "W-N8", "W-P1")
 @pytest.mark.statement(31, 90)
-def test_a_late_settlement_of_a_frozen_worker_is_refused(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app(timing=FAST)
+def test_a_late_settlement_of_a_frozen_worker_is_refused(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app(timing=FAST)
 
         @app.task
         async def slow() -> int:
             await asyncio.sleep(1)
             return current_job().run
 
-        first = await stage.start(app.worker(), "first")
+        first = await harness.start(app.worker(), "first")
         job = await slow.enqueue()
         await asyncio.sleep(0.5)
-        stage.loop.pause(first)
-        await stage.start(app.worker(), "second")
+        harness.loop.pause(first)
+        await harness.start(app.worker(), "second")
 
         assert await job.result() == 2
-        stage.loop.wake(first)
+        harness.loop.wake(first)
         again = await slow.enqueue()
         await again.result()
         await asyncio.sleep(5)
         assert await job.result() == 2
-        assert {event.id for event in await stage.events_of(RunFenced)} == {job.id}
-        assert [event.id for event in await stage.events_of(JobCompleted)] == [job.id, again.id]
+        assert {event.id for event in await harness.events_of(RunFenced)} == {job.id}
+        assert [event.id for event in await harness.events_of(JobCompleted)] == [job.id, again.id]
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 @pytest.mark.fault("W-P8")
 @pytest.mark.statement(34)
-def test_a_stall_is_counted_once_with_any_number_of_reapers(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app(timing=FAST)
+def test_a_stall_is_counted_once_with_any_number_of_reapers(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app(timing=FAST)
         job = await sleeper(app).enqueue()
         for number in range(3):
-            await stage.start(app.worker(queues=["elsewhere"], election=None), f"reaper-{number}")
-        await crash(stage, app)
+            await harness.start(app.worker(queues=["elsewhere"], election=None), f"reaper-{number}")
+        await crash(harness, app)
 
         assert (await record_of(job)).stalls == 1
-        assert len(await stage.events_of(JobStalled)) == 1
+        assert len(await harness.events_of(JobStalled)) == 1
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 @pytest.mark.fault("F7", "W-T8")
 @pytest.mark.statement(35, 100)
 @pytest.mark.parametrize("timing", [Timing(), Timing.fast(), Timing.classic()], ids=["default", "fast", "classic"])
-def test_a_lost_worker_is_noticed_within_the_stated_bound(play: Play, timing: Timing) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app(timing=timing)
+def test_a_lost_worker_is_noticed_within_the_stated_bound(run_scenario: RunScenario, timing: Timing) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app(timing=timing)
         job = await sleeper(app).enqueue()
-        victim = await stage.start(app.worker(reaper=False), "victim")
-        await stage.start(app.worker(queues=["elsewhere"]), "reaper")
+        victim = await harness.start(app.worker(reaper=False), "victim")
+        await harness.start(app.worker(queues=["elsewhere"]), "reaper")
         await asyncio.sleep(0.1)
-        stage.loop.kill(victim)
+        harness.loop.kill(victim)
 
         async def recovered() -> bool:
             return await job.state() is State.WAITING
 
-        took = await stage.until(recovered)
+        took = await harness.until(recovered)
         assert timing.lease.total_seconds() - 1 < took < timing.recovery_bound.total_seconds() + 0.1
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 @pytest.mark.statement(38)
@@ -334,7 +334,7 @@ def test_a_lost_worker_is_noticed_within_the_stated_bound(play: Play, timing: Ti
         (lambda: TaskOptions(queue=""), "queue"),
     ],
 )
-def test_an_option_without_a_valid_value_is_refused_when_it_is_made(made: object, named: str) -> None:
+def test_an_option_without_a_valid_value_is_refused_when_it_is_created(made: object, named: str) -> None:
     with pytest.raises(UsageError, match=named):
         made()  # type: ignore[operator]
 
@@ -375,14 +375,14 @@ def test_a_value_of_the_wrong_kind_is_refused_naming_field_and_remedy(
         kind(**options)
 
 
-def test_one_class_of_exceptions_does_for_several() -> None:
+def test_one_exception_class_covers_several() -> None:
     assert Retry(on=ValueError, never=[UnicodeError]) == Retry(on=(ValueError,), never=(UnicodeError,))
 
 
 @pytest.mark.statement(43)
-def test_without_heartbeats_the_lease_lapses_and_another_worker_takes_over(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app(timing=FAST)
+def test_without_heartbeats_the_lease_lapses_and_another_worker_takes_over(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app(timing=FAST)
 
         @app.task(stall=Stall(heartbeat=False))
         async def visible() -> int:
@@ -391,18 +391,18 @@ def test_without_heartbeats_the_lease_lapses_and_another_worker_takes_over(play:
             return current_job().run
 
         job = await visible.enqueue()
-        await stage.start(app.worker(), "one")
+        await harness.start(app.worker(), "one")
 
         assert await job.result() == 2
-        assert [event.reason for event in await stage.events_of(JobStalled)] == ["lease_expired"]
+        assert [event.reason for event in await harness.events_of(JobStalled)] == ["lease_expired"]
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 @pytest.mark.statement(43)
-def test_without_heartbeats_the_handlers_own_still_renew(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app(timing=FAST)
+def test_without_automatic_heartbeats_the_handlers_own_still_renew(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app(timing=FAST)
 
         @app.task(stall=Stall(heartbeat=False))
         async def visible() -> int:
@@ -412,17 +412,17 @@ def test_without_heartbeats_the_handlers_own_still_renew(play: Play) -> None:
             return current_job().run
 
         job = await visible.enqueue()
-        await stage.start(app.worker(), "one")
+        await harness.start(app.worker(), "one")
 
         assert await job.result() == 1
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 @pytest.mark.statement(87)
-def test_progress_renews_the_lease_as_a_heartbeat_does(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app(timing=FAST)
+def test_progress_renews_the_lease_as_a_heartbeat_does(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app(timing=FAST)
 
         @app.task(stall=Stall(heartbeat=False))
         async def visible() -> int:
@@ -432,50 +432,50 @@ def test_progress_renews_the_lease_as_a_heartbeat_does(play: Play) -> None:
             return current_job().run
 
         job = await visible.enqueue()
-        await stage.start(app.worker(), "one")
+        await harness.start(app.worker(), "one")
 
         assert await job.result() == 1
-        assert await stage.events_of(JobStalled) == []
+        assert await harness.events_of(JobStalled) == []
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 @pytest.mark.thorough
 @pytest.mark.statement(89)
-def test_stall_detection_can_be_switched_off(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app(timing=FAST)
+def test_stall_detection_can_be_switched_off(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app(timing=FAST)
         off = sleeper(app, stall=Stall(enabled=False))
         job = await off.enqueue()
-        await stage.start(app.worker(queues=["elsewhere"]), "reaper")
-        await crash(stage, app)
+        await harness.start(app.worker(queues=["elsewhere"]), "reaper")
+        await crash(harness, app)
         await asyncio.sleep(600)
 
         assert (await job.state(), (await record_of(job)).stall.lease) == (State.ACTIVE, FOREVER)
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 @pytest.mark.statement(89)
-def test_a_young_run_is_given_its_start_grace(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app(timing=FAST)
+def test_a_young_run_is_given_its_start_grace(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app(timing=FAST)
         job = await sleeper(app, stall=Stall(start_grace="30s")).enqueue()
-        await stage.start(app.worker(queues=["elsewhere"]), "reaper")
-        await crash(stage, app)
+        await harness.start(app.worker(queues=["elsewhere"]), "reaper")
+        await crash(harness, app)
         await asyncio.sleep(24)
         young = await job.state()
         await asyncio.sleep(5)
 
         assert (young, await job.state()) == (State.ACTIVE, State.WAITING)
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 @pytest.mark.statement(25)
-def test_a_job_that_failed_by_stalling_records_one_event_and_is_redriven(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app(timing=FAST)
+def test_a_job_that_failed_by_stalling_records_one_event_and_is_redriven(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app(timing=FAST)
 
         @app.task(stall=Stall(max_count=0), retry=Retry(base="1s"))
         async def task() -> str:
@@ -484,20 +484,20 @@ def test_a_job_that_failed_by_stalling_records_one_event_and_is_redriven(play: P
             return "redriven"
 
         job = await task.enqueue()
-        await stage.start(app.worker(queues=["elsewhere"]), "reaper")
-        await crash(stage, app)
-        assert len(await stage.events_of(JobFailed)) == 1
-        assert await stage.events_of(JobRetried) == []
+        await harness.start(app.worker(queues=["elsewhere"]), "reaper")
+        await crash(harness, app)
+        assert len(await harness.events_of(JobFailed)) == 1
+        assert await harness.events_of(JobRetried) == []
         await job.redrive()
-        await stage.start(app.worker(), "worker")
+        await harness.start(app.worker(), "worker")
 
         assert await job.result() == "redriven"
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 @pytest.mark.statement(37)
-def test_each_setting_of_the_ancestors_has_its_place_and_default_here() -> None:
+def test_each_setting_of_earlier_systems_has_its_option_and_default_here() -> None:
     timing, classic = Timing(), Timing.classic()
 
     def seconds(one: Timing) -> list[float]:

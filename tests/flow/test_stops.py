@@ -1,4 +1,4 @@
-"""How a worker ends: what it finishes, what it hands back, and what nobody runs twice."""
+"""How a worker ends: what it finishes, what it releases, and that no job runs twice."""
 
 import asyncio
 import re
@@ -35,14 +35,14 @@ from tenure.storage.protocol import (
     SweepResult,
 )
 from tenure_testing.simulation.event_loop import SimClock, SimLoop, simulate
-from tests.flow.conftest import FAST, Play, Stage
+from tests.flow.conftest import FAST, Harness, RunScenario
 
 
 @pytest.mark.fault("W-T5", "W-N9")
 @pytest.mark.statement(94, 95)
-def test_a_drain_longer_than_the_lease_renews_until_the_job_finishes(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app(timing=Timing.classic())
+def test_a_drain_longer_than_the_lease_renews_until_the_job_finishes(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app(timing=Timing.classic())
         runs: list[int] = []
 
         @app.task
@@ -52,26 +52,26 @@ def test_a_drain_longer_than_the_lease_renews_until_the_job_finishes(play: Play)
             return "finished"
 
         worker, other = app.worker(), app.worker()
-        node = await stage.start(worker, "one")
+        node = await harness.start(worker, "one")
         job = await long.enqueue()
         await asyncio.sleep(1)
-        await stage.start(other, "two")
+        await harness.start(other, "two")
         late = await long.enqueue()
-        await stage.stop(node, worker, timeout="60s")
+        await harness.stop(node, worker, timeout="60s")
 
         assert await job.result() == "finished"
         assert await late.result() == "finished"
         assert runs == [1, 1]
-        assert await stage.events_of(JobStalled) == []
+        assert await harness.events_of(JobStalled) == []
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 @pytest.mark.fault("W-B13", "W-P3")
 @pytest.mark.statement(94)
-def test_past_its_deadline_a_drain_cancels_and_hands_back_uncharged(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app()
+def test_past_its_deadline_a_drain_cancels_and_releases_uncharged(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app()
 
         @app.task
         async def long() -> int:
@@ -79,49 +79,49 @@ def test_past_its_deadline_a_drain_cancels_and_hands_back_uncharged(play: Play) 
             return current_job().run
 
         worker = app.worker()
-        node = await stage.start(worker, "one")
+        node = await harness.start(worker, "one")
         job = await long.enqueue()
         await asyncio.sleep(1)
-        began = stage.now
-        await stage.stop(node, worker, timeout="10s")
-        took = stage.now - began
+        began = harness.now
+        await harness.stop(node, worker, timeout="10s")
+        took = harness.now - began
         record = (await job.info()).job
 
         assert 10 <= took < 11
         assert (record.state, record.releases, record.failures, record.stalls) == (State.WAITING, 1, 0, 0)
-        assert [event.reason for event in await stage.events_of(JobReleased)] == ["shutdown"]
-        assert [event.released for event in await stage.events_of(WorkerStopped)] == [1]
-        await stage.start(app.worker(), "two")
+        assert [event.reason for event in await harness.events_of(JobReleased)] == ["shutdown"]
+        assert [event.released for event in await harness.events_of(WorkerStopped)] == [1]
+        await harness.start(app.worker(), "two")
         assert await job.result() == 2
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 @pytest.mark.statement(94)
-def test_a_stopping_worker_claims_no_more(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app()
+def test_a_stopping_worker_claims_no_more(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app()
 
         @app.task
         async def short() -> None:
             await asyncio.sleep(5)
 
         worker = app.worker(concurrency=10)
-        node = await stage.start(worker, "one")
+        node = await harness.start(worker, "one")
         first = await short.enqueue()
         await asyncio.sleep(1)
-        stopping = stage.loop.start(node, worker.stop())
+        stopping = harness.loop.start(node, worker.stop())
         await asyncio.sleep(0.1)
         second = await short.enqueue()
         await stopping
 
         assert (await first.state(), await second.state()) == (State.COMPLETED, State.WAITING)
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 class Slow(MemoryStorage):
-    """Memory whose claims take a second to come back."""
+    """Memory whose claims take a second to return."""
 
     async def exchange(
         self, owner: Owner, settlements: Sequence[Settlement] = (), order: ClaimRequest | None = None
@@ -133,11 +133,11 @@ class Slow(MemoryStorage):
 
 @pytest.mark.fault("W-T6")
 @pytest.mark.statement(96)
-def test_a_claim_that_comes_back_after_the_stop_is_handed_back_unbegun() -> None:
+def test_a_claim_that_returns_after_the_stop_is_released_unbegun() -> None:
     async def main(loop: SimLoop) -> None:
         clock = SimClock(loop)
-        stage = Stage(loop, clock, Slow(clock=clock))
-        app = stage.app()
+        harness = Harness(loop, clock, Slow(clock=clock))
+        app = harness.app()
         begun: list[str] = []
 
         @app.task
@@ -146,22 +146,22 @@ def test_a_claim_that_comes_back_after_the_stop_is_handed_back_unbegun() -> None
 
         job = await task.enqueue()
         worker = app.worker()
-        node = await stage.start(worker)
+        node = await harness.start(worker)
         await asyncio.sleep(0.5)
-        await stage.stop(node, worker)
+        await harness.stop(node, worker)
         record = (await job.info()).job
 
         assert begun == []
         assert (record.state, record.starts, record.releases, record.stalls) == (State.WAITING, 1, 1, 0)
-        assert [event.reason for event in await stage.events_of(JobReleased)] == ["prefetch"]
+        assert [event.reason for event in await harness.events_of(JobReleased)] == ["prefetch"]
 
     simulate(main)
 
 
 @pytest.mark.statement(97)
-def test_a_forced_stop_returns_at_once_and_the_job_runs_again_once(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app(timing=FAST)
+def test_a_forced_stop_returns_at_once_and_the_job_runs_again_once(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app(timing=FAST)
 
         @app.task
         async def long() -> int:
@@ -169,25 +169,25 @@ def test_a_forced_stop_returns_at_once_and_the_job_runs_again_once(play: Play) -
             return current_job().run
 
         worker = app.worker()
-        node = await stage.start(worker, "one")
+        node = await harness.start(worker, "one")
         job = await long.enqueue()
         await asyncio.sleep(1)
-        began = stage.now
-        await stage.stop(node, worker, force=True)
+        began = harness.now
+        await harness.stop(node, worker, force=True)
 
-        assert stage.now - began < 0.5
-        await stage.start(app.worker(), "two")
+        assert harness.now - began < 0.5
+        await harness.start(app.worker(), "two")
         assert await job.result() == 2
         assert [run.ended for run in (await job.info()).runs] == ["released", "completed"]
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 @pytest.mark.fault("W-P3")
 @pytest.mark.statement(97)
-def test_a_forced_stop_releases_a_stubborn_handlers_job_with_a_delay(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app(timing=FAST)
+def test_a_forced_stop_releases_a_stubborn_handlers_job_with_a_delay(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app(timing=FAST)
 
         @app.task
         async def stubborn() -> int:
@@ -199,47 +199,47 @@ def test_a_forced_stop_releases_a_stubborn_handlers_job_with_a_delay(play: Play)
             return current_job().run
 
         worker = app.worker()
-        node = await stage.start(worker, "one")
+        node = await harness.start(worker, "one")
         job = await stubborn.enqueue()
         await asyncio.sleep(1)
-        began = stage.now
-        await stage.stop(node, worker, force=True)
+        began = harness.now
+        await harness.stop(node, worker, force=True)
         record = (await job.info()).job
 
-        assert stage.now - began < 0.5
+        assert harness.now - began < 0.5
         assert (record.state, record.releases) == (State.DELAYED, 1)
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 @pytest.mark.statement(98)
-def test_a_second_stop_by_force_hastens_the_first(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app()
+def test_a_second_stop_by_force_shortens_the_first(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app()
 
         @app.task
         async def long() -> None:
             await asyncio.sleep(1000)
 
         worker = app.worker()
-        node = await stage.start(worker, "one")
+        node = await harness.start(worker, "one")
         await long.enqueue()
         await asyncio.sleep(1)
-        patient = stage.loop.start(node, worker.stop(timeout="500s"))
+        patient = harness.loop.start(node, worker.stop(timeout="500s"))
         await asyncio.sleep(3)
-        began = stage.now
-        await stage.stop(node, worker, force=True)
+        began = harness.now
+        await harness.stop(node, worker, force=True)
         await patient
 
-        assert stage.now - began < 0.5
+        assert harness.now - began < 0.5
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 @pytest.mark.statement(114)
-def test_starting_and_stopping_twice_is_nothing_new(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app()
+def test_a_second_start_and_a_second_stop_do_nothing(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app()
         before = len(asyncio.all_tasks())
         worker = app.worker()
         await worker.stop()
@@ -252,12 +252,12 @@ def test_starting_and_stopping_twice_is_nothing_new(play: Play) -> None:
 
         assert len(asyncio.all_tasks()) == before
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_a_burst_ends_when_nothing_is_left_to_do_now(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app()
+def test_a_burst_ends_when_nothing_is_left_to_do_now(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app()
 
         @app.task
         async def quick(number: int) -> int:
@@ -267,19 +267,19 @@ def test_a_burst_ends_when_nothing_is_left_to_do_now(play: Play) -> None:
         jobs = await app.enqueue_many(quick.call(number) for number in range(25))
         later = await quick.options(delay="1h").enqueue(99)
         worker = app.worker(burst=True)
-        node = await stage.start(worker)
-        await stage.loop.start(node, worker.wait())
+        node = await harness.start(worker)
+        await harness.loop.start(node, worker.wait())
 
         assert [await job.result() for job in jobs] == list(range(25))
         assert await later.state() is State.DELAYED
-        assert stage.now < 10
+        assert harness.now < 10
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_a_burst_waits_for_no_rate(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app()
+def test_a_burst_does_not_wait_for_a_rate(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app()
 
         @app.task(rate="1/m")
         async def paced() -> None:
@@ -291,18 +291,18 @@ def test_a_burst_waits_for_no_rate(play: Play) -> None:
 
         await app.queue("slow").set_rate("1/h")
         jobs = [await task.enqueue() for task in (paced, free) for _ in range(5)]
-        node = await stage.start(worker := app.worker(burst=True))
-        await stage.loop.start(node, worker.wait())
+        node = await harness.start(worker := app.worker(burst=True))
+        await harness.loop.start(node, worker.wait())
 
-        assert stage.now < 10
+        assert harness.now < 10
         assert Counter([await job.state() for job in jobs]) == {State.COMPLETED: 2, State.WAITING: 8}
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_a_burst_goes_on_where_a_claim_could_not_look_at_all_that_is_due(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app()
+def test_a_burst_continues_if_a_claim_could_not_look_at_all_due_jobs(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app()
 
         @app.task
         async def late() -> None:
@@ -311,22 +311,22 @@ def test_a_burst_goes_on_where_a_claim_could_not_look_at_all_that_is_due(play: P
         await app.enqueue_many(late.options(delay="1s", ttl="2s").call() for _ in range(PROMOTE_LIMIT + 1))
         last = await late.options(delay="2s").enqueue()
         await asyncio.sleep(5)
-        node = await stage.start(worker := app.worker(burst=True, reaper=False))
-        await stage.loop.start(node, worker.wait())
+        node = await harness.start(worker := app.worker(burst=True, reaper=False))
+        await harness.loop.start(node, worker.wait())
 
         assert await last.state() is State.COMPLETED
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-class Closed(MemoryStorage):
-    """Memory that, while it is closed, refuses to be asked for anything, or never answers."""
+class ClosableMemory(MemoryStorage):
+    """Memory that, while it is closed, refuses every call, or never answers."""
 
     def __init__(self, clock: SimClock) -> None:
         super().__init__(clock=clock)
         self.closed: Literal["", "refuses", "hangs"] = ""
 
-    async def _door(self) -> None:
+    async def _check_open(self) -> None:
         if self.closed == "refuses":
             raise StorageUnavailableError("closed")
         if self.closed == "hangs":
@@ -335,19 +335,19 @@ class Closed(MemoryStorage):
     async def exchange(
         self, owner: Owner, settlements: Sequence[Settlement] = (), order: ClaimRequest | None = None
     ) -> ExchangeResult:
-        await self._door()
+        await self._check_open()
         return await super().exchange(owner, settlements, order)
 
     async def renew(self, beat: RenewRequest) -> RenewResult:
-        await self._door()
+        await self._check_open()
         return await super().renew(beat)
 
     async def sweep(self, bid: SweepRequest) -> SweepResult:
-        await self._door()
+        await self._check_open()
         return await super().sweep(bid)
 
     async def resign(self, term: Term) -> None:
-        await self._door()
+        await self._check_open()
         await super().resign(term)
 
     async def events(
@@ -358,7 +358,7 @@ class Closed(MemoryStorage):
         reader: EventReader | None = None,
         ref: Ref | None = None,
     ) -> EventPage:
-        await self._door()
+        await self._check_open()
         return await super().events(cursor, limit=limit, reader=reader, ref=ref)
 
 
@@ -366,13 +366,13 @@ CASES = pytest.mark.parametrize("closed", ["refuses", "hangs"])
 STUBBORN = pytest.mark.parametrize("stubborn", [False, True])
 
 
-def behind_a_door(scenario: Callable[[Stage, Closed], Coroutine[Any, Any, None]]) -> None:
-    """Play a scenario on a storage that can be closed."""
+def on_closable_memory(scenario: Callable[[Harness, ClosableMemory], Coroutine[Any, Any, None]]) -> None:
+    """Run a scenario on a storage that can be closed."""
 
     async def main(loop: SimLoop) -> None:
         clock = SimClock(loop)
-        storage = Closed(clock)
-        await scenario(Stage(loop, clock, storage), storage)
+        storage = ClosableMemory(clock)
+        await scenario(Harness(loop, clock, storage), storage)
 
     simulate(main)
 
@@ -381,11 +381,11 @@ def behind_a_door(scenario: Callable[[Stage, Closed], Coroutine[Any, Any, None]]
 @STUBBORN
 @pytest.mark.fault("W-B13")
 @pytest.mark.statement(94)
-def test_a_worker_without_a_storage_leaves_within_5_s_of_its_drain(
+def test_a_worker_without_a_storage_ends_within_5_s_of_its_drain(
     closed: Literal["refuses", "hangs"], stubborn: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def scenario(stage: Stage, storage: Closed) -> None:
-        app = stage.app()
+    async def scenario(harness: Harness, storage: ClosableMemory) -> None:
+        app = harness.app()
 
         @app.task
         async def long() -> int:
@@ -399,50 +399,50 @@ def test_a_worker_without_a_storage_leaves_within_5_s_of_its_drain(
 
         app.on(JobCompleted)(lambda event: None)
         worker = app.worker()
-        node = await stage.start(worker, "one")
+        node = await harness.start(worker, "one")
         jobs = [await long.enqueue() for _ in range(3)]
         await asyncio.sleep(10)
         storage.closed = closed
-        began = stage.now
-        await stage.stop(node, worker)
-        took = stage.now - began
+        began = harness.now
+        await harness.stop(node, worker)
+        took = harness.now - began
         storage.closed = ""
 
-        # The process around it gets 0.3 s to close its storage, and its supervisor what is left of the 5 s.
+        # The process around it gets 0.3 s to close its storage, and its supervisor the rest of the 5 s.
         assert 25 <= took <= 25 + 3.75
         (records,) = [record.getMessage() for record in caplog.records if "unrecorded outcomes" in record.getMessage()]
         assert re.search(r"with 3 unrecorded outcomes, \d unrecorded events, and its record", records)
-        await stage.start(app.worker(), "two")
+        await harness.start(app.worker(), "two")
         assert [await job.result() for job in jobs] == [2, 2, 2]
 
-    behind_a_door(scenario)
+    on_closable_memory(scenario)
 
 
 @CASES
-def test_a_forced_stop_waits_no_longer_for_a_storage_that_takes_nothing(closed: Literal["refuses", "hangs"]) -> None:
-    async def scenario(stage: Stage, storage: Closed) -> None:
-        app = stage.app()
+def test_a_forced_stop_does_not_wait_for_an_unavailable_storage(closed: Literal["refuses", "hangs"]) -> None:
+    async def scenario(harness: Harness, storage: ClosableMemory) -> None:
+        app = harness.app()
 
         @app.task
         async def long() -> None:
             await asyncio.sleep(120)
 
         worker = app.worker()
-        node = await stage.start(worker, "one")
+        node = await harness.start(worker, "one")
         await long.enqueue()
         await asyncio.sleep(10)
         storage.closed = closed
-        began = stage.now
-        await stage.stop(node, worker, force=True)
+        began = harness.now
+        await harness.stop(node, worker, force=True)
 
-        assert stage.now - began < 2.0
+        assert harness.now - began < 2.0
 
-    behind_a_door(scenario)
+    on_closable_memory(scenario)
 
 
 def test_a_storage_that_returns_while_a_worker_stops_gets_all_outcomes(caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario(stage: Stage, storage: Closed) -> None:
-        app = stage.app()
+    async def scenario(harness: Harness, storage: ClosableMemory) -> None:
+        app = harness.app()
 
         @app.task
         async def short() -> str:
@@ -454,11 +454,11 @@ def test_a_storage_that_returns_while_a_worker_stops_gets_all_outcomes(caplog: p
             await asyncio.sleep(120)
 
         worker = app.worker()
-        node = await stage.start(worker, "one")
+        node = await harness.start(worker, "one")
         done, cut = await short.enqueue(), await long.enqueue()
         await asyncio.sleep(10)
         storage.closed = "refuses"
-        stopping = stage.loop.start(node, worker.stop())
+        stopping = harness.loop.start(node, worker.stop())
         await asyncio.sleep(26)
         storage.closed = ""
         await stopping
@@ -468,35 +468,35 @@ def test_a_storage_that_returns_while_a_worker_stops_gets_all_outcomes(caplog: p
         assert (record.releases, record.stalls) == (1, 0)
         assert "unrecorded outcomes" not in caplog.text
 
-    behind_a_door(scenario)
+    on_closable_memory(scenario)
 
 
-def test_a_worker_says_that_it_stops_as_soon_as_it_does(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app()
+def test_a_worker_reports_that_it_stops_at_once(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app()
 
         @app.task
         async def short() -> None:
             await asyncio.sleep(5)
 
         worker = app.worker()
-        told = [worker.stopping]
-        node = await stage.start(worker)
+        seen = [worker.stopping]
+        node = await harness.start(worker)
         await short.enqueue()
         await asyncio.sleep(1)
-        told.append(worker.stopping)
-        stopping = stage.loop.start(node, worker.stop())
+        seen.append(worker.stopping)
+        stopping = harness.loop.start(node, worker.stop())
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        told.append(worker.stopping)
+        seen.append(worker.stopping)
         ended = worker.ended
         await stopping
-        told.append(worker.stopping)
+        seen.append(worker.stopping)
 
-        assert told == [False, False, True, True]
+        assert seen == [False, False, True, True]
         assert not ended
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 def test_a_worker_without_slots_or_queues_is_refused() -> None:

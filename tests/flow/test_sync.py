@@ -1,4 +1,4 @@
-"""The calls without a loop: what becomes of them where they cannot have what they need."""
+"""The calls without a loop, on a machine that refuses them a thread."""
 
 import threading
 

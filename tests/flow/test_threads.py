@@ -1,4 +1,4 @@
-"""What only real threads show: handlers that hang in them, loops that end without a goodbye."""
+"""What only real threads show: handlers that hang in them, loops that end without a stop."""
 
 import asyncio
 import threading
@@ -32,8 +32,8 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def threadless(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return how the names of those threads begin that the machine refuses; what is taken out it grants."""
+def refused_threads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return a list of name prefixes: threads with such a name cannot be started. Remove one to allow them again."""
     refused, start = list[str](), threading.Thread.start
 
     def refuse(thread: threading.Thread) -> None:
@@ -52,7 +52,7 @@ async def reached(app: Tenure, job_id: str, state: State, *, within: float) -> N
             await asyncio.sleep(0.01)
 
 
-async def test_a_plain_handler_runs_in_a_thread_with_its_job_at_hand(url: str) -> None:
+async def test_a_plain_handler_runs_in_a_thread_and_has_its_current_job(url: str) -> None:
     app = Tenure(url)
 
     @app.task
@@ -68,14 +68,14 @@ async def test_a_plain_handler_runs_in_a_thread_with_its_job_at_hand(url: str) -
 
 
 async def test_a_job_without_a_thread_to_run_in_is_released_uncharged(
-    url: str, threadless: list[str], caplog: pytest.LogCaptureFixture
+    url: str, refused_threads: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     app = Tenure(url)
 
     @app.task(retry=Retry(max_attempts=1))
     def plain() -> None: ...
 
-    threadless.append("tenure-handler")
+    refused_threads.append("tenure-handler")
     async with app, app.worker():
         jobs = [await plain.enqueue() for _ in range(3)]
         for job in jobs:
@@ -84,11 +84,11 @@ async def test_a_job_without_a_thread_to_run_in_is_released_uncharged(
 
     assert [(detail.job.failures, detail.job.stalls, detail.job.releases) for detail in details] == [(0, 0, 1)] * 3
     assert {item.runs[0].reason for item in details} == {"prefetch"}
-    # What remains is for somebody else to see to, who is told once.
+    # The operator has to handle the rest; the log says so once.
     assert caplog.text.count("the machine has no thread for its plain handlers; restart it soon") == 1
 
 
-async def test_a_worker_without_a_keeper_thread_claims_nothing(url: str, threadless: list[str]) -> None:
+async def test_a_worker_without_a_keeper_thread_claims_nothing(url: str, refused_threads: list[str]) -> None:
     app = Tenure(url)
 
     @app.task
@@ -97,10 +97,10 @@ async def test_a_worker_without_a_keeper_thread_claims_nothing(url: str, threadl
     async with app:
         job = await never.enqueue()
         worker = app.worker()
-        threadless.append("tenure-keeper")
+        refused_threads.append("tenure-keeper")
         with pytest.raises(RuntimeError, match="new thread"):
             await worker.start()
-        # Whatever it had begun would get its turn.
+        # Anything that it had begun would get its turn here.
         for _ in range(10):
             await asyncio.sleep(0.01)
         state = await job.state()
@@ -235,12 +235,12 @@ async def test_no_hook_runs_while_its_plain_handler_still_runs(url: str) -> None
     called: list[str] = []
 
     @app.task(timeout="500ms")
-    def deaf() -> None:
+    def ignoring() -> None:
         go.wait(30)
 
-    deaf.on_cancel(lambda: called.append("hook"))
+    ignoring.on_cancel(lambda: called.append("hook"))
     async with app, app.worker():
-        job = await deaf.enqueue()
+        job = await ignoring.enqueue()
         await reached(app, job.id, State.ACTIVE, within=10)
         await job.cancel()
         with pytest.raises(JobCancelledError):
@@ -250,7 +250,7 @@ async def test_no_hook_runs_while_its_plain_handler_still_runs(url: str) -> None
     assert called == []
 
 
-async def test_a_plain_hook_that_hangs_is_left_to_itself(url: str) -> None:
+async def test_a_plain_hook_that_hangs_is_abandoned(url: str) -> None:
     app = Tenure(url)
     go = threading.Event()
 
@@ -271,7 +271,7 @@ async def test_a_plain_hook_that_hangs_is_left_to_itself(url: str) -> None:
         go.set()
 
 
-async def test_a_stop_is_not_held_up_by_handlers_that_fill_the_loops_own_threads(url: str) -> None:
+async def test_handlers_that_fill_the_loops_own_threads_do_not_delay_a_stop(url: str) -> None:
     app = Tenure(url)
     go = threading.Event()
 
@@ -289,10 +289,10 @@ async def test_a_stop_is_not_held_up_by_handlers_that_fill_the_loops_own_threads
     await app.close()
 
 
-def test_a_worker_whose_loop_ended_without_a_stop_lets_its_jobs_go(tmp_path: Path) -> None:
+def test_a_worker_whose_loop_ended_without_a_stop_releases_its_jobs(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'queue.db'}"
 
-    def made() -> Tenure:
+    def make_app() -> Tenure:
         app = Tenure(url, timing=QUICK, defaults=TaskOptions(timeout="1m"))
 
         @app.task(name="nap")
@@ -302,7 +302,7 @@ def test_a_worker_whose_loop_ended_without_a_stop_lets_its_jobs_go(tmp_path: Pat
 
         return app
 
-    careless, careful = made(), made()
+    careless, careful = make_app(), make_app()
 
     async def forget() -> str:
         await careless.worker().start()

@@ -1,20 +1,20 @@
-"""Where runs are goes to the storage with their beats: when they are a beat old, when it changed, until it arrives."""
+"""Positions of runs are sent with the beats: once the run is a beat old, after each change, until one arrives."""
 
 import asyncio
 
 from tenure import State, StorageUnavailableError
 from tenure.storage.memory.storage import MemoryStorage
 from tenure.storage.protocol import RenewRequest, RenewResult
-from tests.flow.conftest import FAST, Play, Stage
+from tests.flow.conftest import FAST, Harness, RunScenario
 
 
 class Counting(MemoryStorage):
-    """A storage that counts the traces it is sent, and at times is out of reach before or after it has taken them."""
+    """A storage that records the traces it is sent, and is unavailable at times."""
 
     away = False
 
-    def __init__(self, stage: Stage) -> None:
-        super().__init__(clock=stage.clock)
+    def __init__(self, harness: Harness) -> None:
+        super().__init__(clock=harness.clock)
         self.sent: list[tuple[str, str]] = []
 
     async def renew(self, beat: RenewRequest) -> RenewResult:
@@ -24,10 +24,10 @@ class Counting(MemoryStorage):
         return await super().renew(beat)
 
 
-def test_a_trace_is_sent_after_one_beat_and_again_when_it_changes(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        storage = Counting(stage)
-        app = stage.app(storage=storage, timing=FAST)
+def test_a_trace_is_sent_after_one_beat_and_again_when_it_changes(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        storage = Counting(harness)
+        app = harness.app(storage=storage, timing=FAST)
 
         @app.task
         async def steps() -> None:
@@ -38,13 +38,13 @@ def test_a_trace_is_sent_after_one_beat_and_again_when_it_changes(play: Play) ->
         async def quick() -> None:
             await asyncio.sleep(0.3)
 
-        await stage.start(app.worker())
+        await harness.start(app.worker())
         job = await steps.enqueue()
         for _ in range(10):
             await quick.enqueue()
         await asyncio.sleep(25)
 
-        # However often it beats: once for each place. A run that is over before it is a beat old costs nothing.
+        # One trace for each position, however often it beats. A run that ends before its first beat sends none.
         assert [(call, trace.count("sleep(10)"), trace.count("sleep(20)")) for call, trace in storage.sent] == [
             (job.id, 1, 0),
             (job.id, 0, 1),
@@ -56,19 +56,19 @@ def test_a_trace_is_sent_after_one_beat_and_again_when_it_changes(play: Play) ->
         [run] = (await job.info()).runs
         assert run.trace is None
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_a_trace_that_did_not_get_through_comes_with_a_later_beat(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        storage = Counting(stage)
-        app = stage.app(storage=storage, timing=FAST)
+def test_a_trace_that_did_not_arrive_is_sent_with_a_later_beat(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        storage = Counting(harness)
+        app = harness.app(storage=storage, timing=FAST)
 
         @app.task
         async def rest() -> None:
             await asyncio.sleep(20)
 
-        await stage.start(app.worker())
+        await harness.start(app.worker())
         job = await rest.enqueue()
         await asyncio.sleep(0.1)
         storage.away = True
@@ -80,4 +80,4 @@ def test_a_trace_that_did_not_get_through_comes_with_a_later_beat(play: Play) ->
         assert await job.state() is State.ACTIVE
         assert [call for call, _ in storage.sent] == [job.id]
 
-    play(scenario)
+    run_scenario(scenario)

@@ -24,7 +24,7 @@ from pydantic.v1 import BaseModel as OldModel
 from typing_extensions import TypeAliasType
 
 from tenure import Collect, JobFailedError, JsonCodec, Router, Tenure, UsageError, incompatible
-from tests.flow.conftest import Play, Stage
+from tests.flow.conftest import Harness, RunScenario
 
 T = TypeVar("T")
 
@@ -111,12 +111,12 @@ class Filed(TypedDict):
     file: Path
 
 
-class Parcel(Generic[T]):
+class Unsupported(Generic[T]):
     pass
 
 
 class Opaque:
-    """A class that no one can decode."""
+    """A class that no codec can decode."""
 
 
 class Readable(Protocol):
@@ -203,7 +203,7 @@ VALUES: list[tuple[Any, Any]] = [
 
 
 class Deflated(JsonCodec):
-    """JSON, deflated: a codec that is not the default."""
+    """Deflated JSON: a codec that is not the default."""
 
     def encode(self, value: Any, /) -> bytes:
         return zlib.compress(super().encode(value))
@@ -228,11 +228,11 @@ def taking(hint: Any, app: Tenure | None = None, **options: Any) -> Any:
     return cast(Any, owner.task(name="take", **options))(typed(take, hint))
 
 
-def test_values_arrive_and_return_as_the_annotated_class(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
+def test_values_arrive_and_return_as_the_annotated_class(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
         seen: list[Any] = []
         for codec in (JsonCodec(), Deflated()):
-            app = stage.app(types=TYPES, codec=codec)
+            app = harness.app(types=TYPES, codec=codec)
             tasks: list[Any] = []
             for number, (hint, _) in enumerate(VALUES):
 
@@ -243,16 +243,16 @@ def test_values_arrive_and_return_as_the_annotated_class(play: Play) -> None:
                 tasks.append(app.task(name=f"echo {number}")(typed(echo, hint, hint)))
             seen.clear()
             worker = app.worker()
-            node = await stage.start(worker)
+            node = await harness.start(worker)
             jobs = [await task.enqueue(value) for task, (_, value) in zip(tasks, VALUES, strict=True)]
             results = [await job.result() for job in jobs]
-            await stage.stop(node, worker)
+            await harness.stop(node, worker)
 
             for (_, value), result, arrived in zip(VALUES, results, sorted_like(seen, VALUES), strict=True):
                 assert result == value == arrived
                 assert type(result) is type(value) is type(arrived)
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 def sorted_like(seen: list[Any], values: list[tuple[Any, Any]]) -> list[Any]:
@@ -261,27 +261,27 @@ def sorted_like(seen: list[Any], values: list[tuple[Any, Any]]) -> list[Any]:
     return [left.pop(next(place for place, item in enumerate(left) if item == value)) for _, value in values]
 
 
-def test_a_model_in_args_kwargs_and_defaults_arrives_as_a_model(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app()
+def test_a_model_in_args_kwargs_and_defaults_arrives_as_a_model(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app()
         seen: list[Any] = []
 
         @app.task(name="many")
         async def many(*several: Cat, dog: Dog = Dog(name="default"), **named: Path) -> None:  # noqa: B008
             seen.append((several, dog, named))
 
-        await stage.start(app.worker())
+        await harness.start(app.worker())
         await (await many.enqueue(Cat(), Cat(lives=2), here=Path("a"))).result()
         await (await many.enqueue(dog=Dog())).result()
 
         assert seen == [((Cat(), Cat(lives=2)), Dog(name="default"), {"here": Path("a")}), ((), Dog(), {})]
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_collected_items_arrive_as_models(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app()
+def test_collected_items_arrive_as_models(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app()
         seen: list[list[Line]] = []
 
         @app.task(name="index", collect=Collect(delay="1s", key="{item.sku}"))
@@ -293,35 +293,35 @@ def test_collected_items_arrive_as_models(play: Play) -> None:
         batch = await index.gathered("a")
         assert batch is not None
         assert batch.items == [Line(sku="a", count=1), Line(sku="a", count=2)]
-        await stage.start(app.worker())
+        await harness.start(app.worker())
         await first.result()
 
         assert seen == [[Line(sku="a", count=1), Line(sku="a", count=2)]]
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_a_schedule_makes_jobs_with_a_model(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app()
+def test_a_schedule_creates_jobs_with_a_model(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app()
         seen: list[Cat] = []
 
         @app.every("10s", args=[Cat(lives=3)])
         async def feed(cat: Cat) -> None:
             seen.append(cat)
 
-        await stage.start(app.worker())
+        await harness.start(app.worker())
         while not seen:  # noqa: ASYNC110 - in virtual time
             await asyncio.sleep(1)
 
         assert seen[0] == Cat(lives=3)
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_migrations_see_plain_data_and_the_result_is_validated(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        old, new = stage.app(), stage.app()
+def test_migrations_see_plain_data_and_the_result_is_validated(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        old, new = harness.app(), harness.app()
 
         @old.task(name="feed")
         async def feed(cat: Cat) -> None: ...
@@ -337,24 +337,24 @@ def test_migrations_see_plain_data_and_the_result_is_validated(play: Play) -> No
             lives = arguments["cat"]["lives"]
             return {"dog": {"name": "Rex"} if lives > 0 else {"name": lives}}
 
-        await stage.start(new.worker())
+        await harness.start(new.worker())
 
         assert await new.job(before[0].id, feed_dog).result() == "Rex"
         with pytest.raises(JobFailedError, match="undecodable"):
             await before[1].result()
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_a_model_that_the_worker_does_not_accept_is_undecodable(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
+def test_a_model_that_the_worker_does_not_accept_is_undecodable(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
         class Narrow(BaseModel):
             lives: int = Field(le=7)
 
-        old, new = stage.app(), stage.app()
+        old, new = harness.app(), harness.app()
         job = await taking(Cat, old).enqueue(Cat(lives=9))
         taking(Narrow, new)
-        await stage.start(new.worker())
+        await harness.start(new.worker())
         with pytest.raises(JobFailedError) as raised:
             await job.result()
         detail = await job.info()
@@ -363,12 +363,12 @@ def test_a_model_that_the_worker_does_not_accept_is_undecodable(play: Play) -> N
         assert detail.job.error is not None
         assert "lives: Input should be less than or equal to 7" in detail.job.error.message
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_equal_models_have_one_unique_key(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        take = taking(Order, stage.app(), unique=True)
+def test_equal_models_have_one_unique_key(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        take = taking(Order, harness.app(), unique=True)
         tags = [str(number) for number in range(50)]
         first = ORDER.model_copy(update={"tags": set(tags)})
         backwards = tags[::-1]
@@ -381,7 +381,7 @@ def test_equal_models_have_one_unique_key(play: Play) -> None:
             "created",
         ]
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 @pytest.mark.thorough
@@ -426,16 +426,18 @@ class Word(RootModel[str]):
         (Word | int, 5, Word("a")),
     ],
 )
-def test_a_plain_value_of_a_union_arrives_as_it_is(play: Play, hint: Any, plain: Any, other: Any) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app(types={Fraction: (str, Fraction)})
+def test_a_plain_value_of_a_union_arrives_as_it_is(
+    run_scenario: RunScenario, hint: Any, plain: Any, other: Any
+) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app(types={Fraction: (str, Fraction)})
 
         async def take(value: Any) -> str:
             return repr(value)
 
         take.__annotations__["value"] = list[hint]
         task = app.task(name="take")(take)
-        await stage.start(app.worker())
+        await harness.start(app.worker())
         values = [plain] if other is None else [plain, other]
 
         assert await task.enqueue_and_wait(values) == repr(values)
@@ -443,7 +445,7 @@ def test_a_plain_value_of_a_union_arrives_as_it_is(play: Play, hint: Any, plain:
             with pytest.raises(UsageError, match="would come back as"):
                 task.call([Fraction(1, 2) if hint == Fraction | str else Word("a")])
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 # ── refused when a call is made ───────────────────────────────────────────────────────────────────────────────────
@@ -513,9 +515,9 @@ def test_a_hidden_part_at_its_default_is_accepted() -> None:
     taking(Private).call(Private(name="a"))
 
 
-def test_a_result_that_would_not_come_back_equal_fails_its_job(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app()
+def test_a_result_that_would_not_come_back_equal_fails_its_job(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app()
 
         @app.task(name="login")
         async def login() -> Login:
@@ -525,7 +527,7 @@ def test_a_result_that_would_not_come_back_equal_fails_its_job(play: Play) -> No
         async def dog() -> Dog:
             return Puppy()
 
-        await stage.start(app.worker())
+        await harness.start(app.worker())
         for task, message in ((login, "result.password is of the class SecretStr"), (dog, "result is of the class")):
             job = await task.enqueue()
             with pytest.raises(JobFailedError) as raised:
@@ -536,7 +538,7 @@ def test_a_result_that_would_not_come_back_equal_fails_its_job(play: Play) -> No
             assert message in record.error.message
             assert "hush" not in record.error.message
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 def test_a_model_without_an_annotation_is_refused_with_the_annotation() -> None:
@@ -560,7 +562,7 @@ UNDECODABLE: list[tuple[Any, str]] = [
     (Nested, "is of type Opaque"),
     (list[Nested], "is of type Opaque"),
     (Readable, "is of type Readable"),
-    (Parcel[int], "is of type Parcel"),
+    (Unsupported[int], "is of type Unsupported"),
     (Callable[[], int], "is of type Callable"),
     (Iterable[int], "is of type Iterable, which cannot be decoded; write list[...]"),
     (complex, "is of type complex"),

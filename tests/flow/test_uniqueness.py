@@ -1,4 +1,4 @@
-"""Which calls make no job because one is there, as a user sees it: unique keys, their scopes, and who is told what."""
+"""Which calls create no job because one exists, as a user sees it: unique keys, their scopes, and the answers."""
 
 import asyncio
 import pickle
@@ -23,7 +23,7 @@ from tenure import (
 )
 from tenure.core.job import UniqueKey
 from tenure.options import TaskSettings
-from tests.flow.conftest import FAST, Play, Stage
+from tests.flow.conftest import FAST, Harness, RunScenario
 from tests.records import record_of
 
 
@@ -52,14 +52,14 @@ def key_of_user(user: int, text: str = "") -> str | None:
     return f"user {user}" if user else None
 
 
-def test_a_call_whose_key_is_held_gets_the_job_that_holds_it(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
+def test_a_call_whose_key_is_held_gets_the_job_that_holds_it(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
         ran: list[Any] = []
-        app = stage.app(timing=FAST)
+        app = harness.app(timing=FAST)
         send = sending(app, ran)
         first = await send.enqueue(7, "one")
         second, other = await send.enqueue(7, "two"), await send.enqueue(8, "three")
-        await stage.start(app.worker())
+        await harness.start(app.worker())
 
         assert (first.made, first.created) == ("created", True)
         assert (second.made, second.created, second.id) == ("duplicate", False, first.id)
@@ -67,12 +67,12 @@ def test_a_call_whose_key_is_held_gets_the_job_that_holds_it(play: Play) -> None
         assert [await job.result() for job in (first, second, other)] == ["one", "one", "three"]
         assert sorted(ran) == [(7, "one"), (8, "three")]
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_the_job_that_holds_a_key_is_found_without_a_call(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app(timing=FAST)
+def test_the_job_that_holds_a_key_is_found_without_a_call(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app(timing=FAST)
         send = sending(app)
         assert await send.unique_job(7) is None
         first = await send.enqueue(7, "one")
@@ -86,12 +86,12 @@ def test_the_job_that_holds_a_key_is_found_without_a_call(play: Play) -> None:
         assert await send.unique_job(7) is None
         assert (await send.enqueue(7)).made == "created"
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_a_key_of_queued_jobs_is_not_held_by_a_running_one(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app(timing=FAST)
+def test_a_key_of_queued_jobs_is_not_held_by_a_running_one(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app(timing=FAST)
         held: list[bool] = []
 
         @app.task(name="sync", unique=Unique("all", scope="queued"))
@@ -100,26 +100,26 @@ def test_a_key_of_queued_jobs_is_not_held_by_a_running_one(play: Play) -> None:
 
         job = await sync.enqueue()
         assert (await sync.unique_job()) is not None
-        await stage.start(app.worker())
+        await harness.start(app.worker())
         await job.result()
         assert held == [False]
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_a_call_without_a_unique_key_has_no_holder(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        send = sending(stage.app(timing=FAST))
+def test_a_call_without_a_unique_key_has_no_holder(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        send = sending(harness.app(timing=FAST))
         with pytest.raises(UsageError, match="this call of task 'send' has no unique key"):
             await send.options(unique=False).unique_job(7)
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 @pytest.mark.fault("W-T14")
-def test_a_key_is_free_after_its_jobs_end_and_held_during_retries(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app(timing=FAST)
+def test_a_key_is_free_after_its_jobs_end_and_held_during_retries(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app(timing=FAST)
         tries = 0
 
         @app.task(name="flaky", unique=True, retry=Retry(base="5s", jitter=False))
@@ -131,7 +131,7 @@ def test_a_key_is_free_after_its_jobs_end_and_held_during_retries(play: Play) ->
             return tries
 
         job = await flaky.enqueue()
-        await stage.start(app.worker())
+        await harness.start(app.worker())
         await asyncio.sleep(2)
         resting, again = await job.state(), await flaky.enqueue()
         await job.result()
@@ -140,12 +140,12 @@ def test_a_key_is_free_after_its_jobs_end_and_held_during_retries(play: Play) ->
         assert (resting, again.made, again.id) == (State.DELAYED, "duplicate", job.id)
         assert after.created
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_a_queued_key_is_free_from_when_its_job_starts(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app(timing=FAST)
+def test_a_queued_key_is_free_from_when_its_job_starts(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app(timing=FAST)
 
         @app.task(name="slow", unique=Unique(scope="queued"))
         async def slow() -> None:
@@ -153,22 +153,22 @@ def test_a_queued_key_is_free_from_when_its_job_starts(play: Play) -> None:
 
         first = await slow.enqueue()
         held = await slow.enqueue()
-        await stage.start(app.worker(concurrency=1))
+        await harness.start(app.worker(concurrency=1))
         await asyncio.sleep(1)
         second, third = await slow.enqueue(), await slow.enqueue()
 
         assert (held.made, held.id) == ("duplicate", first.id)
         assert (second.made, third.made, third.id) == ("created", "duplicate", second.id)
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_a_timed_key_is_held_for_its_time_after_its_jobs_end(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app(timing=FAST)
+def test_a_timed_key_is_held_for_its_time_after_its_jobs_end(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app(timing=FAST)
         send = sending(app, unique=Unique("user:{user}", scope="5m"))
         first = await send.enqueue(7)
-        await stage.start(app.worker())
+        await harness.start(app.worker())
         await first.result()
         await asyncio.sleep(290)
         within = await send.enqueue(7)
@@ -178,12 +178,12 @@ def test_a_timed_key_is_held_for_its_time_after_its_jobs_end(play: Play) -> None
         assert (within.made, within.id) == ("duplicate", first.id)
         assert after.made == "created"
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_without_a_key_equal_arguments_count_as_equal_in_any_form(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app()
+def test_without_a_key_equal_arguments_count_as_equal_in_any_form(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app()
 
         @app.task(name="index", unique=True)
         async def index(doc: dict[str, int], tags: set[str], weight: float = 1) -> None: ...
@@ -202,10 +202,10 @@ def test_without_a_key_equal_arguments_count_as_equal_in_any_form(play: Play) ->
         assert {job.id for job in same} == {first.id}
         assert all(job.created for job in others)
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_a_codec_that_never_writes_the_same_twice_hides_no_duplicate(play: Play) -> None:
+def test_a_codec_with_random_output_does_not_hide_duplicates(run_scenario: RunScenario) -> None:
     class Salted:
         def __init__(self) -> None:
             self.salt = 0
@@ -217,18 +217,18 @@ def test_a_codec_that_never_writes_the_same_twice_hides_no_duplicate(play: Play)
         def decode(self, data: bytes, /) -> Any:
             return msgspec.json.decode(data[4:])
 
-    async def scenario(stage: Stage) -> None:
-        send = sending(stage.app(codec=Salted()), unique=True)
+    async def scenario(harness: Harness) -> None:
+        send = sending(harness.app(codec=Salted()), unique=True)
         first, second = await send.enqueue(7, "a"), await send.enqueue(7, "a")
 
         assert second.id == first.id
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_defaults_that_cannot_be_encoded_do_not_count_for_uniqueness(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app()
+def test_defaults_that_cannot_be_encoded_do_not_count_for_uniqueness(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app()
 
         @app.task(name="odd", unique=True)
         async def odd(number: int, make: Any = object()) -> None: ...  # noqa: B008
@@ -238,7 +238,7 @@ def test_defaults_that_cannot_be_encoded_do_not_count_for_uniqueness(play: Play)
         assert second.id == first.id
         assert (await odd.enqueue(2)).created
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 async def numbered(what: dict[int, str]) -> None: ...
@@ -277,7 +277,7 @@ def test_unordered_arguments_are_compared_by_content(handler: Any, one: Any, sam
 
 
 class Pickled:
-    """A codec that takes whatever there is, as some have."""
+    """A codec that accepts any value, as some do."""
 
     def encode(self, value: Any, /) -> bytes:
         return pickle.dumps(value)
@@ -303,21 +303,21 @@ def test_arguments_that_a_custom_codec_cannot_compare_are_refused() -> None:
     assert take.options(unique="one").call(Foreign()).job.merge == UniqueKey("one")
 
 
-def test_a_function_that_gives_no_key_makes_a_call_that_nothing_holds_up(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        send = sending(stage.app(), unique=key_of_user)
+def test_a_key_function_that_returns_none_makes_the_call_not_unique(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        send = sending(harness.app(), unique=key_of_user)
         guests = [await send.enqueue(0) for _ in range(2)]
         users = [await send.enqueue(1) for _ in range(2)]
 
         assert [job.made for job in guests] == ["created", "created"]
         assert [job.made for job in users] == ["created", "duplicate"]
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_a_key_is_the_queues_and_two_tasks_may_share_it(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app()
+def test_a_key_belongs_to_its_queue_and_two_tasks_may_share_it(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app()
         send = sending(app)
 
         @app.task(name="push", unique="user:{user}")
@@ -329,12 +329,12 @@ def test_a_key_is_the_queues_and_two_tasks_may_share_it(play: Play) -> None:
         assert (second.made, second.id) == ("duplicate", first.id)
         assert elsewhere.made == "created"
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_a_calls_own_key_is_taken_literally_and_keeps_the_tasks_scope(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app(defaults=TaskOptions(unique=Unique(scope="queued")))
+def test_a_calls_own_key_is_taken_literally_and_keeps_the_tasks_scope(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app(defaults=TaskOptions(unique=Unique(scope="queued")))
         send = sending(app, unique="user:{user}")
 
         async def merge(**options: Any) -> Any:
@@ -346,12 +346,12 @@ def test_a_calls_own_key_is_taken_literally_and_keeps_the_tasks_scope(play: Play
         assert send.options(unique=Unique(scope="unfinished")).call(8).job.merge == UniqueKey("user:8", "unfinished")
         assert await merge(unique=False) is None
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_a_duplicate_raises_an_error_on_request(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app()
+def test_a_duplicate_raises_an_error_on_request(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app()
         send = sending(app, throw_on_duplicate=True)
         first = await send.enqueue(7)
         with pytest.raises(DuplicateJobError, match="'send'") as raised:
@@ -370,22 +370,22 @@ def test_a_duplicate_raises_an_error_on_request(play: Play) -> None:
         again = pickle.loads(pickle.dumps(raised.value))
         assert (str(again), again.job_id) == (str(raised.value), first.id)
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_a_redrive_is_refused_while_another_job_holds_the_key(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app(timing=FAST)
+def test_a_redrive_is_refused_while_another_job_holds_the_key(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app(timing=FAST)
 
         @app.task(name="fails", unique=True, retry=Retry(max_attempts=1))
         async def fails() -> None:
             raise ValueError
 
         worker = app.worker()
-        node = await stage.start(worker)
+        node = await harness.start(worker)
         first = await fails.enqueue()
-        await stage.until(lambda: _is(first, State.FAILED))
-        await stage.stop(node, worker)
+        await harness.until(lambda: _is(first, State.FAILED))
+        await harness.stop(node, worker)
         second = await fails.enqueue()
         with pytest.raises(UsageError, match=f"job {second.id} holds its unique key"):
             await first.redrive()
@@ -396,17 +396,17 @@ def test_a_redrive_is_refused_while_another_job_holds_the_key(play: Play) -> Non
         assert (report.refused, report.held) == ((first.ref,), ((first.ref, second.ref),))
         assert await first.state() is State.WAITING
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_an_event_handler_gets_recorded_duplicates(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app(timing=FAST)
+def test_an_event_handler_gets_recorded_duplicates(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app(timing=FAST)
         send = sending(app)
         heard: list[JobDeduplicated] = []
         app.on(JobDeduplicated)(heard.append)
         await app.queue("default").record(JobDeduplicated)
-        await stage.start(app.worker())
+        await harness.start(app.worker())
         first = await send.options(delay="1h").enqueue(7)
         second = await send.enqueue(7)
         await asyncio.sleep(1)
@@ -414,7 +414,7 @@ def test_an_event_handler_gets_recorded_duplicates(play: Play) -> None:
         assert [(event.key, event.existing_id) for event in heard] == [("user:7", first.id)]
         assert second.id == first.id
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 async def _is(job: Any, state: State) -> bool:
@@ -434,7 +434,7 @@ async def _send(user: int) -> None: ...
         ({"throttle": 5}, "throttle = 5 must be a Throttle; write throttle=Throttle"),
     ],
 )
-def test_options_that_cannot_be_are_refused_when_the_task_is_defined(options: dict[str, Any], message: str) -> None:
+def test_invalid_options_are_refused_when_the_task_is_defined(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         sending(Tenure("memory://"), **options)
 
@@ -455,7 +455,7 @@ def test_options_that_cannot_be_are_refused_when_the_task_is_defined(options: di
         (lambda: Throttle(max=1, window="1m", on_limit="drop"), "Throttle.on_limit = 'drop' is unknown"),  # type: ignore[arg-type]
     ],
 )
-def test_a_policy_that_cannot_be_is_refused_when_it_is_made(make: Any, message: str) -> None:
+def test_an_invalid_policy_is_refused_when_it_is_created(make: Any, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         make()
 

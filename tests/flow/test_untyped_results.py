@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 
 from tenure import JobFailed, JobFailedError, JobRetried, Retry, current_job
-from tests.flow.conftest import Play, Stage
+from tests.flow.conftest import Harness, RunScenario
 
 
-def test_a_result_that_would_change_fails_the_job_once_and_is_kept_as_text(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        app = stage.app()
+def test_a_result_that_would_change_fails_the_job_once_and_is_kept_as_text(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app()
         ran: list[int] = []
 
         @app.task(name="give", retry=Retry(max_attempts=5))
@@ -27,7 +27,7 @@ def test_a_result_that_would_change_fails_the_job_once_and_is_kept_as_text(play:
             }
             return results[kind]
 
-        await stage.start(app.worker())
+        await harness.start(app.worker())
         wanted = {
             "datetime": ("\"result['at'][0]\" is a datetime", "'at': [datetime.datetime(2026, 1, 1"),
             "set": ("'result' is a set", "it was {1, 2}"),
@@ -50,7 +50,7 @@ def test_a_result_that_would_change_fails_the_job_once_and_is_kept_as_text(play:
             for secret in ("hush", "'a'", "'b'"):
                 assert secret not in error.message
         assert await (await give.enqueue("plain")).result() == {"a": [1, None, [True, 1.5]]}
-        assert {event.reason for event in await stage.events_of(JobFailed)} == {"undecodable"}
-        assert not await stage.events_of(JobRetried)
+        assert {event.reason for event in await harness.events_of(JobFailed)} == {"undecodable"}
+        assert not await harness.events_of(JobRetried)
 
-    play(scenario)
+    run_scenario(scenario)

@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 
 from tenure import Cancel, JobFailedError, JobReleased, Retry, Router, State, Task, Tenure, UsageError, current_job
-from tests.flow.conftest import Play, Stage
+from tests.flow.conftest import Harness, RunScenario
 from tests.records import record_of
 
 Arguments = dict[str, Any]
 
 
 def old_pay(app: Tenure) -> Task[[str], str]:
-    """Define the task as it was: one amount as a text."""
+    """Define the task of the old code: one amount as a text."""
 
     @app.task(name="pay")
     async def pay(amount: str) -> str:
@@ -23,13 +23,13 @@ def old_pay(app: Tenure) -> Task[[str], str]:
 
 
 def new_pay(app: Tenure) -> Task[[int, str], str]:
-    """Define the task of today: version 3, which older payloads reach in two steps."""
+    """Define the task of the new code: version 3, which older payloads reach in two steps."""
 
     @app.task(name="pay", version=3)
     async def pay(cents: int, currency: str) -> str:
         return f"new {cents} {currency}"
 
-    # Said in the wrong order: what counts is the version.
+    # Registered in the wrong order: the version decides.
     @pay.migrate(from_version=2)
     def add_currency(arguments: Arguments) -> Arguments:
         return {"cents": arguments["hundredths"], "currency": "EUR"}
@@ -42,10 +42,10 @@ def new_pay(app: Tenure) -> Task[[int, str], str]:
 
 
 @pytest.mark.fault("W-T27")
-def test_an_older_payload_takes_every_step_from_its_version_on_in_order(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        old, new = old_pay(stage.app()), stage.app()
-        task, second = new_pay(new), stage.app()
+def test_an_older_payload_takes_every_step_from_its_version_on_in_order(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        old, new = old_pay(harness.app()), harness.app()
+        task, second = new_pay(new), harness.app()
 
         @second.task(name="pay", version=2, since=2)
         async def of_version_two(hundredths: int) -> str:
@@ -55,60 +55,60 @@ def test_an_older_payload_takes_every_step_from_its_version_on_in_order(play: Pl
         middle = await of_version_two.enqueue(250)
         last = await task.enqueue(350, "USD")
         payload = (await record_of(first)).payload
-        await stage.start(new.worker())
+        await harness.start(new.worker())
 
         assert [await job.result() for job in (first, middle, last)] == ["new 150 EUR", "new 250 EUR", "new 350 USD"]
         assert [(await record_of(job)).policy.version for job in (first, middle, last)] == [1, 2, 3]
         assert (await record_of(first)).payload == payload
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_an_upgraded_payload_is_checked_against_the_signature(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        old, new = old_pay(stage.app()), stage.app()
+def test_an_upgraded_payload_is_checked_against_the_signature(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        old, new = old_pay(harness.app()), harness.app()
 
         @new.task(name="pay", version=2)
         async def pay(cents: int) -> None: ...
 
         pay.migrate(1)(lambda arguments: {"cents": arguments["amount"]})
-        await stage.start(new.worker())
+        await harness.start(new.worker())
         job = await old.enqueue("1.50")
         with pytest.raises(JobFailedError, match="Expected `int`, got `str`") as raised:
             await job.result()
 
         assert (raised.value.reason, (await record_of(job)).starts) == ("undecodable", 1)
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 @pytest.mark.fault("W-T24")
-def test_a_newer_payload_is_left_to_newer_workers_without_a_hot_loop(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        old, new = stage.app(), stage.app()
+def test_a_newer_payload_is_left_to_newer_workers_without_a_hot_loop(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        old, new = harness.app(), harness.app()
         old_pay(old)
         task = new_pay(new)
-        await stage.start(old.worker(), "old")
+        await harness.start(old.worker(), "old")
         job = await task.enqueue(150, "EUR")
         await asyncio.sleep(35)
         record = await record_of(job)
 
         assert (record.state, record.failures, record.stalls, record.releases) == (State.WAITING, 0, 0, 1)
-        released = await stage.events_of(JobReleased)
+        released = await harness.events_of(JobReleased)
         assert [(event.reason, event.delay) for event in released] == [("newer_payload", 0.0)]
-        await stage.start(new.worker(), "new")
+        await harness.start(new.worker(), "new")
         assert await job.result() == "new 150 EUR"
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_in_a_mixed_fleet_every_newer_payload_ends_with_a_newer_worker(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        old, new = stage.app(), stage.app()
+def test_in_a_mixed_fleet_every_newer_payload_ends_with_a_newer_worker(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        old, new = harness.app(), harness.app()
         before = old_pay(old)
         task = new_pay(new)
-        await stage.start(old.worker(), "old")
-        await stage.start(new.worker(), "new")
+        await harness.start(old.worker(), "old")
+        await harness.start(new.worker(), "new")
         newer = [await task.enqueue(number, "EUR") for number in range(30)]
         older = [await before.enqueue("1.00") for _ in range(30)]
 
@@ -117,29 +117,29 @@ def test_in_a_mixed_fleet_every_newer_payload_ends_with_a_newer_worker(play: Pla
         records = [(await record_of(job)) for job in (*newer, *older)]
         assert {record.failures for record in records} == {0}
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_a_payload_older_than_since_fails_at_once(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        old, new = old_pay(stage.app()), stage.app()
+def test_a_payload_older_than_since_fails_at_once(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        old, new = old_pay(harness.app()), harness.app()
 
         @new.task(name="pay", version=3, since=3)
         async def pay(cents: int) -> None: ...
 
-        await stage.start(new.worker())
+        await harness.start(new.worker())
         job = await old.enqueue("1.50")
         with pytest.raises(JobFailedError, match="version 1, and the task accepts none older than since=3") as raised:
             await job.result()
 
         assert (raised.value.reason, (await record_of(job)).starts) == ("undecodable", 1)
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_a_migration_that_raises_fails_the_job_at_once_with_its_traceback(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        old, new = old_pay(stage.app()), stage.app()
+def test_a_migration_that_raises_fails_the_job_at_once_with_its_traceback(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        old, new = old_pay(harness.app()), harness.app()
 
         @new.task(name="pay", version=2, retry=Retry(max_attempts=5))
         async def pay(cents: int) -> None: ...
@@ -150,7 +150,7 @@ def test_a_migration_that_raises_fails_the_job_at_once_with_its_traceback(play: 
         def guess(arguments: Arguments) -> Arguments:
             raise kinds[int(arguments["amount"])]("no idea")
 
-        await stage.start(new.worker())
+        await harness.start(new.worker())
         for number in range(2):
             job = await old.enqueue(str(number))
             with pytest.raises(JobFailedError, match="no idea") as raised:
@@ -159,29 +159,29 @@ def test_a_migration_that_raises_fails_the_job_at_once_with_its_traceback(play: 
             assert (raised.value.reason, (await record_of(job)).starts) == ("undecodable", 1)
             assert "in guess" in (raised.value.traceback or "")
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_a_migration_that_returns_no_dict_fails_the_job_at_once(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        old, new = old_pay(stage.app()), stage.app()
+def test_a_migration_that_returns_no_dict_fails_the_job_at_once(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        old, new = old_pay(harness.app()), harness.app()
 
         @new.task(name="pay", version=3)
         async def pay(cents: int) -> None: ...
 
         for version in (1, 2):
             pay.migrate(version)(lambda arguments: None)  # type: ignore[arg-type,return-value]  # pyright: ignore
-        await stage.start(new.worker())
+        await harness.start(new.worker())
         job = await old.enqueue("1.50")
         with pytest.raises(JobFailedError, match="the arguments of version 2 must be a dict, not None"):
             await job.result()
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-def test_the_cancel_hook_gets_an_older_payload_upgraded_too(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        old, new, hooked = old_pay(stage.app()), stage.app(), list[int]()
+def test_the_cancel_hook_gets_an_older_payload_upgraded_too(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        old, new, hooked = old_pay(harness.app()), harness.app(), list[int]()
 
         @new.task(name="pay", version=2)
         async def pay(cents: int) -> None:
@@ -192,22 +192,22 @@ def test_the_cancel_hook_gets_an_older_payload_upgraded_too(play: Play) -> None:
             hooked.append(cents)
 
         pay.migrate(from_version=1)(lambda arguments: {"cents": round(100 * float(arguments["amount"]))})
-        await stage.start(new.worker())
+        await harness.start(new.worker())
         job = await old.enqueue("1.50")
-        await stage.until(lambda: _over(job))
+        await harness.until(lambda: _over(job))
 
         assert (await job.state(), hooked) == (State.CANCELLED, [150])
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 async def _over(job: Any) -> bool:
     return await job.state() is State.CANCELLED
 
 
-def test_a_retry_keeps_the_version_that_the_job_was_enqueued_with(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
-        old, new = old_pay(stage.app()), stage.app()
+def test_a_retry_keeps_the_version_that_the_job_was_enqueued_with(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        old, new = old_pay(harness.app()), harness.app()
 
         @new.task(name="pay", version=2)
         async def pay(cents: int) -> int:
@@ -216,13 +216,13 @@ def test_a_retry_keeps_the_version_that_the_job_was_enqueued_with(play: Play) ->
             return cents
 
         pay.migrate(1)(lambda arguments: {"cents": round(100 * float(arguments["amount"]))})
-        await stage.start(new.worker())
+        await harness.start(new.worker())
         job = await old.options(result_ttl="1d").enqueue("1.50")
-        await stage.until(lambda: _completed(job))
+        await harness.until(lambda: _completed(job))
 
         assert ((await record_of(job)).result, (await record_of(job)).policy.version) == (b"150", 1)
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 async def _completed(job: Any) -> bool:

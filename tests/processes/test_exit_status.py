@@ -1,4 +1,4 @@
-"""What a process died of: told from its status, and from the counters of a control group."""
+"""Why a process ended: read from its status, and from the counters of a control group."""
 
 import signal
 from pathlib import Path
@@ -12,7 +12,7 @@ KILLED = ProcessExit(-signal.SIGKILL)
 
 
 def unified(folder: Path, *, path: str = "/app") -> Path:
-    """Lay out a cgroup v2 as a process in it sees it; return the file with its counts."""
+    """Create a cgroup v2 as a process in it sees it; return the file with its counts."""
     events = folder / "fs" / path.lstrip("/") / "memory.events"
     events.parent.mkdir(parents=True, exist_ok=True)
     (folder / "own").write_text(f"0::{path}\n")
@@ -20,7 +20,7 @@ def unified(folder: Path, *, path: str = "/app") -> Path:
 
 
 def first(folder: Path) -> Path:
-    """Lay out a cgroup v1, in a container: the path is the host's, what is mounted is our group."""
+    """Create a cgroup v1, in a container: the path is the host's, our group is mounted."""
     control = folder / "fs" / "memory" / "memory.oom_control"
     control.parent.mkdir(parents=True)
     (folder / "own").write_text("9:name=systemd:/\n4:memory,hugetlb:/docker/0815\n0::/\n")

@@ -1,4 +1,4 @@
-"""A process of ours: what it is told, what is known of it while it lives, and how it ended."""
+"""Our own processes: their configuration, what is known of one while it runs, and how it ended."""
 
 import asyncio
 import os
@@ -62,9 +62,9 @@ def test_orphans_are_reaped_and_own_children_are_left_to_their_waiters() -> None
 
 
 async def test_a_process_gets_its_config_and_writes_to_its_socket() -> None:
-    process = start(f"line.sendall(os.environ['{VARIABLE}'].partition(':')[2].encode())", config="somebody")
+    process = start(f"line.sendall(os.environ['{VARIABLE}'].partition(':')[2].encode())", config="a config")
 
-    assert await heard(process) == b"somebody"
+    assert await heard(process) == b"a config"
     assert (await ended(process)).status == 0
     process.kill_group()
 
@@ -78,7 +78,7 @@ async def test_a_process_gets_its_config_and_writes_to_its_socket() -> None:
         ("import ctypes; ctypes.string_at(0)", -11, "signal 11 (SIGSEGV)"),
     ],
 )
-async def test_how_it_ended_is_known_and_can_be_said(script: str, status: int, message: str) -> None:
+async def test_how_a_process_ended_is_known_and_described(script: str, status: int, message: str) -> None:
     process = start(script)
     death = await ended(process)
 
@@ -87,7 +87,7 @@ async def test_how_it_ended_is_known_and_can_be_said(script: str, status: int, m
     process.kill_group()
 
 
-async def test_its_peak_of_memory_is_known_though_it_was_killed_at_it() -> None:
+async def test_the_peak_memory_is_known_of_a_killed_process() -> None:
     process = start("much = b'x' * 300_000_000; os.kill(os.getpid(), 9)")
     death = await ended(process)
 
@@ -109,7 +109,7 @@ asyncio.run(main())
 """
 
 
-def test_its_peak_memory_is_known_if_a_large_process_started_ours() -> None:
+def test_the_peak_memory_is_known_if_a_large_process_started_ours() -> None:
     larger = "import subprocess, sys; much = b'x' * 400_000_000; subprocess.run([sys.executable, '-c', sys.argv[1]])"
     command = [sys.executable, "-c", larger, PARENT_OF_A_KILLED_CHILD]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
@@ -117,14 +117,14 @@ def test_its_peak_memory_is_known_if_a_large_process_started_ours() -> None:
     assert 150_000_000 < int(done.stdout) < 300_000_000
 
 
-async def test_whether_it_is_stopped_is_seen_and_that_it_goes_on_too() -> None:
+async def test_a_stopped_process_is_seen_as_stopped_until_it_continues() -> None:
     process = start("line.sendall(b'up'); line.recv(1); line.sendall(b'still here'); time.sleep(600)")
     assert await heard(process) == b"up"
     assert [process.stopped for _ in range(2)] == [False, False]
 
     process.send_signal(signal.SIGSTOP)
     await until(lambda: process.stopped)
-    # Asked as often as one likes.
+    # The answer stays the same, however often it is read.
     assert [process.stopped for _ in range(2)] == [True, True]
 
     process.send_signal(signal.SIGCONT)
@@ -138,7 +138,7 @@ async def test_whether_it_is_stopped_is_seen_and_that_it_goes_on_too() -> None:
     process.kill_group()
 
 
-async def test_kill_group_ends_the_processes_that_it_had_started() -> None:
+async def test_kill_group_ends_the_processes_that_the_process_started() -> None:
     process = start("pid = os.fork()\nline.sendall(str(pid).encode() + b' ') if pid else time.sleep(600)\n")
     child = int((await heard(process)).split()[0])
     await ended(process)
@@ -149,7 +149,7 @@ async def test_kill_group_ends_the_processes_that_it_had_started() -> None:
     )
 
 
-async def test_one_that_cannot_be_started_is_an_os_error_and_leaves_nothing_open() -> None:
+async def test_a_process_that_cannot_start_is_an_os_error_and_leaks_nothing() -> None:
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(20):
         with pytest.raises(OSError, match="no-such-program"):
@@ -158,7 +158,7 @@ async def test_one_that_cannot_be_started_is_an_os_error_and_leaves_nothing_open
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-async def test_one_that_no_thread_can_wait_for_is_an_os_error_and_does_not_live(
+async def test_a_process_without_a_waiting_thread_is_an_os_error_and_is_killed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def refuse(thread: threading.Thread) -> None:
@@ -166,7 +166,7 @@ async def test_one_that_no_thread_can_wait_for_is_an_os_error_and_does_not_live(
 
     started, before = list[int](), len(os.listdir("/proc/self/fd"))
     monkeypatch.setattr(threading.Thread, "start", refuse)
-    # Whoever wants to know which process it was.
+    # The error names which process it was.
     monkeypatch.setattr("tenure.processes.process._prefer_as_oom_victim", started.append)
     with pytest.raises(OSError, match="no thread can wait for its end"):
         start("time.sleep(600)")
@@ -216,23 +216,23 @@ async def test_a_hundred_deaths_leave_no_zombie_and_no_descriptor() -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_a_process_that_is_not_there_stands_not_still() -> None:
+def test_a_missing_process_does_not_count_as_stopped() -> None:
     assert not is_stopped(2**22 + 1)
 
 
 async def until(there: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 20
     while not there():
-        assert time.monotonic() < deadline, "it did not come to pass"
+        assert time.monotonic() < deadline, "the condition did not become true"
         await asyncio.sleep(0.01)
 
 
 def offered(pid: int) -> int:
-    """Return by how much a process seems larger to the kernel than it is."""
+    """Return by how much the kernel's size of a process exceeds its real size."""
     return int(Path(f"/proc/{pid}/oom_score_adj").read_text())
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="told by /proc")
+@pytest.mark.skipif(sys.platform != "linux", reason="read from /proc")
 async def test_the_oom_killer_prefers_a_child_to_its_parent() -> None:
     process = start("print(line.recv(1))")
 

@@ -1,4 +1,4 @@
-"""Many worlds at once: their figures, the seeds that fail and what is kept of them, the page that is made of it all."""
+"""Many worlds at once: their figures, the seeds that fail and what is kept of them, and the generated page."""
 
 import json
 from pathlib import Path
@@ -21,14 +21,14 @@ NOISE = ("kill", "pause", "storm", "lost_request", "lost_answer", "late", "echo"
 
 @pytest.fixture(scope="module")
 def failed() -> WorldFigures:
-    """The figures of the first world that finds a guard missing."""
+    """Return the figures of the first world that detects a missing guard."""
     for seed in range(20):
         world = made(seed, scenario="noise", model=MUTANTS["settle_twice"].model)
         try:
             world.run()
         except Violation as violation:
             return WorldFigures.of(world, violation)
-    raise AssertionError("nobody has found it out")
+    raise AssertionError("no world has detected it")
 
 
 @pytest.mark.slow
@@ -52,13 +52,13 @@ def test_figures_add_up() -> None:
     assert (data["lost"], data["double_outcomes"], data["repaired"], data["failed_seeds"]) == (0, 0, 0, [])
 
 
-def test_a_fault_that_is_left_out_does_not_come() -> None:
+def test_a_fault_that_is_left_out_does_not_occur() -> None:
     (figures,) = run_worlds([1], scenario="noise", without=NOISE, processes=1)
 
     assert not figures.faults
 
 
-def test_a_failed_world_says_how_to_see_it_again(failed: WorldFigures) -> None:
+def test_a_failed_world_prints_how_to_replay_it(failed: WorldFigures) -> None:
     (failure,) = failed.failures
 
     assert failure.command == f"python -m tenure_testing.simulate --seed {failure.seed} --scenario 'noise'"

@@ -1,4 +1,4 @@
-"""The checks of simulated worlds on cases at their bounds, each with what is just allowed and what is just too much."""
+"""The checks of simulated worlds on cases at their bounds: what is just allowed and what is just too much."""
 
 from collections.abc import Sequence
 
@@ -52,7 +52,7 @@ def lost_run(reason: str, *, heard: float = CLAIMED, exclusive: bool = False, st
     return run
 
 
-# Timing(): sweep 2 s, grace 3 s, term 4 s. A lease that is out is noticed within a sweep, and reclaimed within a grace
+# Timing(): sweep 2 s, grace 3 s, term 4 s. A lease that expired is noticed within a sweep, and reclaimed within a grace
 # and another sweep.
 @pytest.mark.parametrize(
     ("job", "run", "latest"),
@@ -73,12 +73,12 @@ def test_a_lost_run_must_be_recovered_in_time(job: JobRecord, run: RunHistory, l
         recovery_checks().recovered(job, run, latest + 0.001)
 
 
-# The lease is out at 104. The next leader sweeps when the term of 4 s is over, and up to half a second later.
+# The lease expires at 104. The next leader sweeps when the term of 4 s has ended, and up to half a second later.
 @pytest.mark.parametrize(
     ("led_at", "latest"),
     [
-        (99.0, 104 + 7),  # another one leads long before the lease is out
-        (103.0, 103 + 4.5 + 5),  # the lease is out in the gap: noticed after it
+        (99.0, 104 + 7),  # another one leads long before the lease expires
+        (103.0, 103 + 4.5 + 5),  # the lease expires in the gap: noticed after it
         (105.0, 104 + 7),  # noticed by its own last sweep, and the gap ends within the grace and a sweep
         (108.9, 108.9 + 4.5),  # its own last sweep came just before the end of the grace
         (109.0, 104 + 7),  # its own sweep had to reclaim the job
@@ -124,7 +124,7 @@ def handler(name: str, began: float, ended: float, place: int, limit: int) -> tu
     ],
     ids=["one after the other", "two", "two, one of no length", "raised", "lowered", "raised, begun late"],
 )
-def test_a_key_is_judged_by_its_limit_at_the_last_claim(
+def test_a_key_is_checked_against_its_limit_at_the_last_claim(
     runs: Sequence[tuple[Entry, RunHistory]], full: Sequence[str]
 ) -> None:
     found = list(overfull(runs))

@@ -1,4 +1,4 @@
-"""The trial of a few mutants, caught or harmless or not what they should be; `make mutants` tries all."""
+"""The trial of a few mutants: caught, harmless, or broken; `make mutants` tries all."""
 
 from collections.abc import Iterator
 
@@ -13,14 +13,14 @@ pytestmark = pytest.mark.thorough
 
 
 class Broken(Model):
-    """Its own code does not work."""
+    """A mutant whose own code fails."""
 
     def _holds(self, job: JobRecord, owner: str, fence: int) -> bool:
         raise LookupError(job.id)
 
 
 class Same(Model):
-    """Nothing is taken out at all."""
+    """A mutant that removes nothing."""
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def test_an_undetected_mutant_fails_the_trial(capsys: pytest.CaptureFixture[str]
 
 
 @pytest.mark.usefixtures("newcomers")
-def test_one_whose_own_code_breaks_is_not_called_caught() -> None:
+def test_a_mutant_whose_own_code_breaks_does_not_count_as_caught() -> None:
     trial = tried("broken", seeds=1)
 
     assert trial.crashed

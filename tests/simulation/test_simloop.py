@@ -1,4 +1,4 @@
-"""The loop of the simulation: what asyncio offers works in virtual time, and its private parts are where they were."""
+"""The loop of the simulation: asyncio works in virtual time, and its private parts are where the loop expects them."""
 
 import asyncio
 import inspect
@@ -80,7 +80,7 @@ def test_a_killed_node_runs_nothing_more_not_even_its_finally() -> None:
     assert simulate(main) == ["began"]
 
 
-def test_a_paused_node_goes_on_where_it_stood() -> None:
+def test_a_paused_node_continues_where_it_was() -> None:
     async def main(loop: SimLoop) -> list[float]:
         turns: list[float] = []
 
@@ -101,7 +101,7 @@ def test_a_paused_node_goes_on_where_it_stood() -> None:
     assert simulate(main) == pytest.approx([1, 61.5, 62.5])
 
 
-def test_two_nodes_take_turns_by_the_dice_and_one_node_keeps_its_order() -> None:
+def test_two_nodes_alternate_at_random_and_one_node_keeps_its_order() -> None:
     async def main(loop: SimLoop) -> str:
         messages: list[str] = []
 
@@ -133,7 +133,7 @@ def test_an_exception_in_a_callback_ends_the_simulation() -> None:
         simulate(main)
 
 
-def test_a_world_that_would_stand_still_for_ever_says_so() -> None:
+def test_a_world_that_would_wait_for_ever_raises_an_error() -> None:
     loop = SimLoop(Random(0))
     waiting = loop.create_task(asyncio.Event().wait())
 
@@ -144,7 +144,7 @@ def test_a_world_that_would_stand_still_for_ever_says_so() -> None:
     loop.close()
 
 
-def test_the_wall_may_step_and_the_uptime_only_goes_on() -> None:
+def test_the_wall_clock_may_step_and_the_uptime_only_rises() -> None:
     async def main(loop: SimLoop) -> tuple[int, float]:
         clock = SimClock(loop)
         await asyncio.sleep(2)

@@ -1,4 +1,4 @@
-"""A worker is stopped at each single step of a claim: nothing is held up, nothing is charged."""
+"""A worker is stopped at each single step of a claim: no job is delayed or charged."""
 
 import asyncio
 from random import Random
@@ -14,7 +14,7 @@ from tenure_testing.simulation.event_loop import SimClock, SimLoop, simulate
 
 @pytest.mark.fault("W-T6")
 @pytest.mark.parametrize("steps", range(40))
-def test_a_job_claimed_during_a_stop_is_handed_back_at_once(steps: int) -> None:
+def test_a_job_claimed_during_a_stop_is_released_at_once(steps: int) -> None:
     async def main(loop: SimLoop) -> None:
         clock = SimClock(loop)
         app = Tenure(storage=MemoryStorage(clock=clock), clock=clock, rng=Random(1), side=SameLoop)

@@ -1,7 +1,7 @@
-"""Worlds drawn from seeds: workers, keepers and reapers as they are, in virtual time, with everything going wrong.
+"""Worlds made from seeds: real workers, keepers and reapers in virtual time, with every kind of fault.
 
-These are a few, and the set pieces; `make simulate` runs as many as one likes, and CI 2,000. The first world of each
-kind is lived before each commit, the others, marked slow, by `make test`.
+These are a few of them, and the fixed plans; `make simulate` runs any number, and CI 2,000. The first world of each
+kind runs before each commit, the others, marked slow, in `make test`.
 """
 
 from collections import Counter
@@ -52,7 +52,7 @@ def test_every_invariant_holds_under_random_faults(first: int) -> None:
 
 @first_and_more
 @pytest.mark.parametrize("scenario", SCENARIOS)
-def test_every_invariant_holds_in_the_set_pieces(scenario: str, seeds: range) -> None:
+def test_every_invariant_holds_in_the_fixed_plans(scenario: str, seeds: range) -> None:
     for seed in seeds:
         World(seed, SCENARIOS[scenario], name=scenario).run()
 
@@ -116,13 +116,13 @@ def test_some_world_collects_several_calls_for_one_handler() -> None:
         entries = World(seed, SCENARIOS["merging"], name="merging").run().environment.journal.entries
         return max((len(entry.items) for entry in entries if entry.items is not None), default=0)
 
-    # Every other world gathers three items or more; the first of them ends the search.
+    # Every other world collects three items or more; the first of them ends the search.
     assert any(most_items(seed) > 2 for seed in range(4 * OFTEN))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scenario", ["schedules", "all tick"])
-def test_ticks_are_dealt_with_though_many_come_with_the_same(scenario: str) -> None:
+def test_ticks_are_handled_though_many_come_at_the_same_time(scenario: str) -> None:
     ticks: Counter[str] = Counter()
     for seed in range(OFTEN):
         ticks += World(seed, SCENARIOS[scenario], name=scenario).run().environment.accounts.ticking.counts()
@@ -130,7 +130,7 @@ def test_ticks_are_dealt_with_though_many_come_with_the_same(scenario: str) -> N
     assert {"fired", "skipped", "superseded"} <= set(ticks)
 
 
-def test_every_feature_is_asked_for_in_some_worlds() -> None:
+def test_every_feature_is_used_in_some_worlds() -> None:
     plans = [World(seed).plan for seed in range(100)]
 
     assert {feature for plan in plans for feature in plan.features} == set(FEATURES)

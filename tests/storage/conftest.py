@@ -1,4 +1,4 @@
-"""What tests of the Redis storage share beside the servers."""
+"""Fixtures for the tests of the Redis storage, in addition to the servers."""
 
 from collections.abc import AsyncIterator, Callable
 from random import Random

@@ -1,4 +1,4 @@
-"""Eight threads, each with a storage of its own, on the same jobs: no clock is held, only invariants are."""
+"""Eight threads, each with its own storage, on the same jobs: the clocks are real, and the invariants must hold."""
 
 import asyncio
 import threading
@@ -48,7 +48,7 @@ OUTCOMES: tuple[Outcome, ...] = (
 
 
 class Ledger:
-    """What all threads have been told, put together."""
+    """The answers that all threads got, together."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -60,7 +60,7 @@ class Ledger:
         self.dead: list[str] = []
 
     def won(self, leases: tuple[Lease, ...]) -> None:
-        """Enter leases as soon as they are answered; a slot is surely held from here."""
+        """Record leases as soon as they are answered; a slot is surely held from here."""
         with self.lock:
             for lease in leases:
                 self.fences[lease.ref].append(lease.fence)
@@ -68,14 +68,14 @@ class Ledger:
             self.most |= self.holding
 
     def leaves(self, leases: list[Lease]) -> None:
-        """Strike leases just before they are settled or abandoned; a slot is surely held up to here."""
+        """Remove leases just before they are settled or abandoned; a slot is surely held up to here."""
         with self.lock:
             for lease in leases:
                 self.holding.subtract(key.name for key in lease.job.keys)
 
 
 class Hand:
-    """One thread: a storage, an owner, dice, and what it holds."""
+    """One thread: a storage, an owner, a random generator, and what it holds."""
 
     def __init__(self, make: Callable[[], Storage], number: int, ledger: Ledger) -> None:
         self.number = number
@@ -148,7 +148,7 @@ class Hand:
         self.held += answer.leases
 
     async def die(self) -> None:
-        """Begin anew as another owner, and take what a dead one held, be it one's own."""
+        """Continue as another owner, and take what a dead owner held, possibly its own earlier one."""
         self.ledger.leaves(self.held)
         self.spent += self.held
         self.held = []
@@ -159,7 +159,7 @@ class Hand:
         await self.recover((await self.storage.reclaim(dead, self.owner)).stalled)
 
     async def recover(self, taken: Sequence[StalledLease]) -> None:
-        """Settle what was taken from the dead; nobody else has it."""
+        """Settle what was taken from dead owners; no other owner holds it."""
         sent = [settlement(lease.lease, Stalled(lease.reason, owner=lease.owner), self.dice) for lease in taken]
         with self.ledger.lock:
             for item in taken:
@@ -169,7 +169,7 @@ class Hand:
 
 
 def work(make: Callable[[], Storage]) -> None:
-    """Let all threads work, and see that no promise was broken."""
+    """Run all threads, and check that no promise was broken."""
     ledger = Ledger()
     with ThreadPoolExecutor(THREADS) as pool:
         for done in [pool.submit(asyncio.run, Hand(make, number, ledger).work()) for number in range(THREADS)]:
@@ -184,7 +184,7 @@ def work(make: Callable[[], Storage]) -> None:
 
 
 async def finish(storage: Storage, ledger: Ledger) -> None:
-    """Work off what is left, and hold the counters against the records, and these against the events."""
+    """Run the rest, and compare the counters with the records, and these with the events."""
     last = owner(Random(99))
     await storage.tune(Target("task", "t"), Settings(paused=False))
     for dead in ledger.dead:

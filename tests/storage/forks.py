@@ -1,4 +1,4 @@
-"""A child process that has all that its parent has."""
+"""A child process that inherits everything of its parent."""
 
 import os
 import signal
@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 
 def forked(work: Callable[[], object]) -> int:
-    """Do some work in a child, and return how that has ended: 0 is well."""
+    """Do some work in a child, and return its exit status: 0 is success."""
     pid = os.fork()
     if not pid:
         try:

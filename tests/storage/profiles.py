@@ -1,4 +1,4 @@
-"""For how long Hypothesis looks: `HYPOTHESIS_PROFILE=thorough` looks longer, and elsewhere each time."""
+"""How long Hypothesis searches: `HYPOTHESIS_PROFILE=thorough` searches longer, with other examples each time."""
 
 from hypothesis import HealthCheck, settings
 

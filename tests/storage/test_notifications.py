@@ -1,4 +1,4 @@
-"""Hints inside one process: who is woken, how often, and what becomes of those who left."""
+"""Notifications inside one process: which listeners are woken, how often, and what happens to closed ones."""
 
 import asyncio
 
@@ -6,7 +6,7 @@ from tenure.storage.notifications import Listener, NotificationHub
 
 
 async def woken(listener: Listener) -> bool:
-    """Return whether there is a hint at hand."""
+    """Return whether a notification is pending."""
     wait = asyncio.ensure_future(listener.__anext__())
     for _ in range(5):
         await asyncio.sleep(0)
@@ -25,7 +25,7 @@ async def test_only_listeners_of_a_topic_are_woken_by_it() -> None:
     assert [await woken(listener) for listener in (one, other, both)] == [True, False, True]
 
 
-async def test_hints_that_come_together_are_one() -> None:
+async def test_notifications_that_come_together_are_one() -> None:
     hub = NotificationHub()
     listener = hub.listen(["a", "b"])
     for _ in range(10):
@@ -38,7 +38,7 @@ async def test_hints_that_come_together_are_one() -> None:
     assert await woken(listener)
 
 
-async def test_a_cancelled_wait_leaves_the_hint() -> None:
+async def test_a_cancelled_wait_leaves_the_notification() -> None:
     hub = NotificationHub()
     listener = hub.listen(["a"])
     wait = asyncio.ensure_future(listener.__anext__())
@@ -49,7 +49,7 @@ async def test_a_cancelled_wait_leaves_the_hint() -> None:
     assert await woken(listener)
 
 
-async def test_a_knock_at_every_door_wakes_everybody() -> None:
+async def test_a_notification_of_every_topic_wakes_every_listener() -> None:
     hub = NotificationHub()
     listeners = [hub.listen(["a"]), hub.listen(["b"])]
     hub.notify_all()
@@ -119,7 +119,7 @@ async def test_a_listener_with_a_callback_is_called_and_not_woken() -> None:
     assert not await woken(listener)
 
 
-async def test_an_iteration_yields_once_for_each_hint() -> None:
+async def test_an_iteration_yields_once_for_each_notification() -> None:
     hub = NotificationHub()
     listener = hub.listen(["a"])
     heard = 0

@@ -1,4 +1,4 @@
-"""The figures that order and rates are held to, in virtual time: on the memory storage and on SQLite."""
+"""The limits on order and rates at scale, in virtual time: on the memory storage and on SQLite."""
 
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
@@ -84,7 +84,7 @@ async def test_one_high_job_behind_ten_thousand_low_ones_is_the_next_one_claimed
 
 @pytest.mark.slow
 async def test_a_tenant_with_100000_jobs_delays_no_other_by_a_second(storage: Storage, clock: ManualClock) -> None:
-    # What the memory storage shows with a hundred thousand, SQLite shows with a fifth of them, in the time there is.
+    # The memory storage shows it with a hundred thousand jobs, SQLite with a fifth of them, to save time.
     await fill(storage, of("a", 100_000 if isinstance(storage, MemoryStorage) else 20_000))
     pool = Pool(storage)
     dice = Random(4)

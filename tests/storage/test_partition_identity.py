@@ -1,4 +1,4 @@
-"""By the identity of a partition a worker notices that the storage was emptied, replaced or set back."""
+"""The identity of a partition shows a worker that the storage was emptied, replaced or set back."""
 
 import contextlib
 import logging
@@ -31,7 +31,7 @@ WORKER = WorkerInfo(queues=("q",))
 
 
 async def look(storage: Storage, *seen: PartitionState) -> PartitionState:
-    """Return what a worker's beat finds of the only partition."""
+    """Return what a worker's beat finds in the only partition."""
     [state] = (await storage.renew(RenewRequest(owner(), worker=WORKER, seen=seen))).partitions
     return state
 
@@ -193,8 +193,8 @@ async def test_an_identity_that_alone_is_missing_in_a_file_is_written_again(tmp_
     path = tmp_path / "jobs.db"
     storage = SQLiteStorage(path)
     seen = await look(storage)
-    with sqlite3.connect(path) as beside:
-        beside.execute("DELETE FROM tenure_meta WHERE key IN ('identity', 'created')")
+    with sqlite3.connect(path) as connection:
+        connection.execute("DELETE FROM tenure_meta WHERE key IN ('identity', 'created')")
     now = await look(storage, seen)
     later = await look(storage, now)
     await storage.close()
@@ -228,8 +228,8 @@ async def test_an_older_copy_in_the_place_of_the_file_is_rewound(tmp_path: Path)
     path, copy = tmp_path / "jobs.db", tmp_path / "copy.db"
     storage = SQLiteStorage(path)
     await record(storage, 3)
-    with sqlite3.connect(path) as beside:
-        beside.execute("VACUUM INTO ?", (str(copy),))
+    with sqlite3.connect(path) as connection:
+        connection.execute("VACUUM INTO ?", (str(copy),))
     await record(storage, 2)
     seen = await look(storage)
     for name in ("jobs.db-wal", "jobs.db-shm"):
@@ -287,7 +287,7 @@ async def test_writes_are_refused_while_a_deleted_log_cannot_be_saved(tmp_path: 
     reader.execute("BEGIN")
     reader.execute("SELECT count(*) FROM tenure_job").fetchall()
     await storage.enqueue([job("more")])
-    # A reader holds on to an earlier state, so the log cannot be emptied. The storage waits 5 s for it.
+    # A reader keeps an earlier snapshot, so the log cannot be emptied. The storage waits 5 s for it.
     (tmp_path / "jobs.db-wal").unlink()
     with pytest.raises(StorageUnavailableError, match="-wal was deleted"):
         await storage.enqueue([job("refused")])
@@ -326,7 +326,7 @@ def test_a_rewind_sets_the_readers_of_that_partition_back() -> None:
     assert places == [(1, 15, 5.0)]
 
 
-async def test_a_deleted_file_that_no_process_makes_again_is_an_alarm(tmp_path: Path) -> None:
+async def test_a_deleted_file_that_no_process_creates_again_is_an_alarm(tmp_path: Path) -> None:
     path, events, places = tmp_path / "jobs.db", list[PartitionEvent](), list[int]()
     maker, storage = SQLiteStorage(path), SQLiteStorage(path, auto_migrate=False)
     await maker.open()
@@ -370,8 +370,8 @@ def test_each_partition_keeps_its_own_alarm_for_an_hour() -> None:
 
 
 def forget_identity(path: Path) -> None:
-    with sqlite3.connect(path) as beside:
-        beside.execute("DELETE FROM tenure_meta WHERE key IN ('identity', 'created')")
+    with sqlite3.connect(path) as connection:
+        connection.execute("DELETE FROM tenure_meta WHERE key IN ('identity', 'created')")
 
 
 def watch_of(

@@ -1,4 +1,4 @@
-"""The storage URL of a PostgreSQL: what it may say, what is refused, and that no password is shown."""
+"""The storage URL of a PostgreSQL: which parts it has, what is refused, and that no password is shown."""
 
 import pytest
 
@@ -33,7 +33,7 @@ def test_notifications_have_an_address_of_their_own(options: str, listener: str 
     assert address.listener == ("postgresql://ann:s3cret@db/shop" if listener == "other" else listener)
 
 
-def test_of_several_servers_the_one_that_takes_writes_is_used() -> None:
+def test_of_several_servers_the_one_that_accepts_writes_is_used() -> None:
     assert "target_session_attrs=read-write" in read("postgresql://one,two/shop").server
     assert "target_session_attrs=any" in read("postgresql://one,two/shop?target_session_attrs=any").server
 

@@ -1,4 +1,4 @@
-"""Eight threads, each with a storage of its own, on one schema: no clock is held, only invariants are."""
+"""Eight threads, each with its own storage, on one schema: the clocks are real, and the invariants must hold."""
 
 import psycopg
 import pytest

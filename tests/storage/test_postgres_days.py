@@ -1,4 +1,4 @@
-"""The tables of the days in which jobs ended: made ahead, used, and dropped once retention has emptied them."""
+"""The tables of the days in which jobs ended: created ahead, used, and dropped once retention has emptied them."""
 
 import psycopg
 import pytest
@@ -35,14 +35,14 @@ def tables(url: str) -> dict[str, int]:
 
 
 def keeping(url: str, now: int) -> None:
-    """Keep the tables as the leader of a storage with the server's clock does."""
+    """Maintain the tables as the leader of a storage with the server's clock does."""
     address = read(url)
     session = Session(address, address.server, check=lambda connection: None)
     Days(address, session, SystemClock()).keep(now)
     session.close()
 
 
-async def test_the_leader_makes_tables_ahead(postgres_url: str) -> None:
+async def test_the_leader_creates_tables_ahead(postgres_url: str) -> None:
     storage = PostgresStorage(read(postgres_url))
     await storage.sweep(bid())
     now = (await storage.survey()).now
@@ -99,7 +99,7 @@ async def test_an_empty_table_is_dropped_after_its_day(postgres_url: str) -> Non
     assert dropped == {"other": 0, str(day + 2): 0, **ahead}
 
 
-async def test_a_reader_in_its_way_delays_the_tables_only(postgres_url: str) -> None:
+async def test_a_blocking_reader_delays_the_tables_only(postgres_url: str) -> None:
     storage = PostgresStorage(read(postgres_url))
     await storage.open()
     server, _, schema = postgres_url.partition("?schema=")

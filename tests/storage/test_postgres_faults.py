@@ -115,7 +115,7 @@ async def test_a_claim_whose_answer_is_lost_gives_out_its_jobs(proxied: str, pro
     await storage.close()
 
 
-async def test_an_unreachable_server_is_reported_and_found_again(proxied: str, proxy: Proxy) -> None:
+async def test_an_unreachable_server_is_reported_and_used_again_later(proxied: str, proxy: Proxy) -> None:
     storage = PostgresStorage(read(proxied))
     await storage.enqueue([new_job("first")])
     proxy.set_faults(refuse=True)
@@ -301,7 +301,7 @@ async def test_a_held_gate_delays_writes_but_no_reads(postgres_url: str) -> None
     assert waits
 
 
-async def test_a_restarted_server_is_found_again(postgres_server: PostgresServer) -> None:
+async def test_a_restarted_server_is_used_again(postgres_server: PostgresServer) -> None:
     storage = PostgresStorage(read(f"{postgres_server.url}?schema=jobs"))
     await storage.enqueue([new_job("first")])
     postgres_server.stop("immediate")

@@ -50,7 +50,7 @@ async def examined(url: str) -> dict[str, Finding]:
 
 
 async def warned(url: str, subject: str, words: str) -> Finding:
-    """Examine a storage, check that it warns only of a subject and in these words, and return the finding."""
+    """Examine a storage, check that its only warning is of this subject and in these words, and return the finding."""
     found = await examined(url)
     assert {name for name, finding in found.items() if finding.level != "ok"} == {subject}, found
     assert words in found[subject].message
@@ -58,7 +58,7 @@ async def warned(url: str, subject: str, words: str) -> Finding:
     return found[subject]
 
 
-async def test_a_sound_server_has_no_finding_but_ok(server: PostgresServer) -> None:
+async def test_a_healthy_server_has_only_ok_findings(server: PostgresServer) -> None:
     found = await examined(server.url)
 
     assert {finding.level for finding in found.values()} == {"ok"}, found
@@ -69,18 +69,18 @@ async def test_a_sound_server_has_no_finding_but_ok(server: PostgresServer) -> N
 
 
 @pytest.mark.parametrize("setting", ["fsync", "full_page_writes"])
-async def test_a_server_that_may_be_damaged_by_a_crash(server: PostgresServer, setting: str) -> None:
+async def test_a_server_that_may_be_damaged_by_a_crash_is_a_finding(server: PostgresServer, setting: str) -> None:
     server.configure(**{setting: "off"})
 
     assert f"set {setting} = on" in (await warned(server.url, "durability", f"{setting} is off")).remedy
 
 
-async def test_a_role_whose_commits_are_not_durable(server: PostgresServer) -> None:
+async def test_a_role_whose_commits_are_not_durable_is_a_finding(server: PostgresServer) -> None:
     server.execute("ALTER ROLE tenure SET synchronous_commit = off")
     await warned(server.url, "durability", "synchronous_commit is off for this role")
 
 
-async def test_commits_that_do_not_wait_for_the_standbys(server: PostgresServer) -> None:
+async def test_commits_that_do_not_wait_for_the_standbys_are_a_finding(server: PostgresServer) -> None:
     server.execute("ALTER ROLE tenure SET synchronous_commit = local")
     server.configure(synchronous_standby_names="one")
     await warned(server.url, "durability", "(one): a failover loses the last ones")
@@ -98,7 +98,7 @@ async def test_autovacuum_off_for_the_server_a_table_or_by_lost_settings(server:
     await warned(server.url, "autovacuum", "autovacuum is off:")
 
 
-async def test_dead_rows(server: PostgresServer) -> None:
+async def test_dead_rows_are_a_finding(server: PostgresServer) -> None:
     storage = PostgresStorage(read(server.url))
     await storage.enqueue([new_job()])
     await storage.close()
@@ -114,7 +114,7 @@ async def test_dead_rows(server: PostgresServer) -> None:
     )
 
 
-async def test_a_snapshot_that_a_forgotten_session_holds(
+async def test_a_snapshot_held_by_a_forgotten_session_is_a_finding(
     server: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await examined(server.url)
@@ -142,7 +142,7 @@ async def test_sessions_of_other_roles_are_said_to_be_hidden(server: PostgresSer
     assert "pg_read_all_stats" in (found["snapshot"].remedy or "")
 
 
-async def test_a_prepared_transaction(server: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_prepared_transaction_is_a_finding(server: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> None:
     await examined(server.url)
     monkeypatch.setattr(health, "OLD_SNAPSHOT", 0.5)
     with psycopg.connect(server.url, autocommit=True) as shell:
@@ -151,7 +151,7 @@ async def test_a_prepared_transaction(server: PostgresServer, monkeypatch: pytes
     await warned(server.url, "snapshot", "prepared transaction 'left behind' of role tenure in database tenure")
 
 
-async def test_a_replication_slot_that_nothing_reads(server: PostgresServer) -> None:
+async def test_a_replication_slot_that_nothing_reads_is_a_finding(server: PostgresServer) -> None:
     await examined(server.url)
     server.execute("SELECT pg_create_logical_replication_slot('left', 'pgoutput')")
     found = await warned(server.url, "snapshot", "replication slot 'left', which no process reads")
@@ -159,7 +159,7 @@ async def test_a_replication_slot_that_nothing_reads(server: PostgresServer) -> 
     assert "pg_drop_replication_slot" in (found.remedy or "")
 
 
-async def test_too_few_connections(server: PostgresServer) -> None:
+async def test_too_few_connections_are_a_finding(server: PostgresServer) -> None:
     await examined(server.url)
     storage = PostgresStorage(read(server.url))
     for number in range(3):
@@ -174,7 +174,7 @@ async def test_too_few_connections(server: PostgresServer) -> None:
 
 
 def documented(page: str) -> str:
-    """Return the statements of the page that make the roles."""
+    """Return the statements of the page that create the roles."""
     (block,) = re.findall(r"```sql\n(.*?GRANT.*?)```", page, re.DOTALL)
     return re.sub(r"--.*", "", block)
 
@@ -261,7 +261,7 @@ async def test_a_worker_needs_no_more_than_the_page_says(roles: dict[str, str], 
         await storage.sweep(SweepRequest(ALICE))
         await storage.events(None, reader=EventReader("reader", "caller"))
         found = await examined(roles["worker"])
-        # The leader makes the tables of the days, and drops those that are empty.
+        # The leader creates the tables of the days, and drops those that are empty.
         made = "SELECT count(*) FROM pg_class WHERE relname ~ '^job_ended_[0-9]+$' AND relkind = 'r'"
         until(lambda: server.execute(made)[0][0] > 0, "the tables of the days")
         owners = server.execute("SELECT DISTINCT tableowner FROM pg_tables WHERE schemaname = 'tenure'")
@@ -311,7 +311,7 @@ async def test_the_error_at_run_time_names_the_grant(roles: dict[str, str], serv
             await storage.enqueue([new_job("one")])
 
 
-async def test_a_role_without_rights_to_change_the_schema_says_who_can(server: PostgresServer) -> None:
+async def test_a_role_without_rights_to_change_the_schema_learns_who_has_them(server: PostgresServer) -> None:
     server.execute("CREATE ROLE stranger LOGIN PASSWORD 's'")
     storage = PostgresStorage(read(f"postgresql://stranger:s@{server.address}/tenure"))
     with pytest.raises(StorageError, match=r"may not change the schema.*tenure migrate up.*tenure migrate sql"):

@@ -27,7 +27,7 @@ StartPgBouncer = Callable[..., PgBouncer]
 
 
 def occupy(url: str, into: ExitStack) -> int:
-    """Take every free connection until `into` ends; return how many there were."""
+    """Use every free connection until `into` ends; return how many there were."""
     taken = 0
     with suppress(psycopg.OperationalError):
         while True:
@@ -96,7 +96,7 @@ async def test_a_pgbouncer_without_room_for_clients_is_reported(
 
 
 async def enqueue_big_jobs(storage: PostgresStorage, stored: list[NewJob]) -> None:
-    """Enqueue big jobs until there is no room; add them to those that are stored."""
+    """Enqueue big jobs until the disk is full; add them to those that are stored."""
     for number in range(100):
         big = new_job(f"big-{number}", payload=b"x" * 100_000)
         await storage.enqueue([big])
@@ -120,7 +120,7 @@ async def test_a_full_disk_refuses_jobs_and_keeps_those_it_has(postgres_server: 
         await asyncio.to_thread(fill, Path(folder, "filler"))
         with pytest.raises(StorageFullError, match="is full; nothing was written"):
             await enqueue_big_jobs(storage, stored)
-        # The server still answers, and the run goes on.
+        # The server still answers, and the run continues.
         [detail] = await storage.get([lease.ref])
         (folder / "filler").unlink()
         late = new_job("late", payload=b"x" * 100_000)

@@ -1,4 +1,4 @@
-"""A process learns of the jobs of others by LISTEN. Where notifications do not arrive, it says so once, and polls."""
+"""A process learns of the jobs of others by LISTEN. Without notifications it says so once, and polls."""
 
 import asyncio
 import logging
@@ -20,7 +20,7 @@ SILENT = "passes on no notifications"
 
 
 async def hear_two_jobs(url: str) -> None:
-    """Wait for hints of two jobs, one after the other, that another process could have enqueued."""
+    """Wait for notifications of two jobs, one after the other, that another process could have enqueued."""
     here, there = PostgresStorage(read(url)), PostgresStorage(read(url))
     await there.open()
     listener = here.notices([queue_topic(QUEUE)])
@@ -39,7 +39,7 @@ def warnings(log: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in log.records if record.levelno >= logging.WARNING]
 
 
-async def test_a_process_behind_pgbouncer_says_once_that_it_polls(
+async def test_a_process_behind_pgbouncer_logs_once_that_it_polls(
     pgbouncer_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     await hear_two_jobs(pgbouncer_url)

@@ -1,6 +1,6 @@
-"""Hypothesis asks the model and PostgreSQL the same, and replays old fences: every answer and record is the same.
+"""Hypothesis sends the same calls to the model and PostgreSQL, and replays old fences: answers and records are equal.
 
-`HYPOTHESIS_PROFILE=thorough make test ARGS=tests/storage/test_postgres_machine.py` looks longer, elsewhere each time.
+`HYPOTHESIS_PROFILE=thorough make test ARGS=tests/storage/test_postgres_machine.py` searches longer.
 """
 
 import os

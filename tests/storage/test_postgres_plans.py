@@ -22,7 +22,7 @@ PROGRAM = "test_postgres_plans"
 
 
 def rows_read(shell: psycopg.Connection[tuple[Any, ...]]) -> int:
-    """Return how many rows all index scans of unfinished jobs have read. Servers' processes report when they end."""
+    """Return how many rows all index scans of unfinished jobs have read. Server processes report when they end."""
     deadline = time.monotonic() + 30
     ours = "SELECT pid FROM pg_stat_activity WHERE application_name = %s"
     while shell.execute(ours, [PROGRAM]).fetchone() is not None:

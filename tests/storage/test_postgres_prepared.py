@@ -15,7 +15,7 @@ pytestmark = pytest.mark.postgres
 
 
 def prepared(url: str) -> int:
-    """Return how many statements a connection has prepared that has sent one of them often enough."""
+    """Return how many statements a connection has prepared after it has sent one of them often enough."""
     address = read(url)
     session = Session(address, address.server, check=lambda connection: None)
     try:

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.postgres
 
 @contextmanager
 def connected(url: str) -> Generator[psycopg.Connection]:
-    """Give a connection whose current schema is the one of the address."""
+    """Return a connection whose current schema is the one of the address."""
     server, _, schema = url.partition("?schema=")
     with psycopg.connect(server, autocommit=True) as connection:
         connection.execute(f"SET search_path = {schema}".encode())

@@ -180,7 +180,7 @@ async def test_a_commit_that_did_not_arrive_did_nothing(
     await far.close()
 
 
-async def test_a_coroutine_does_not_go_on_as_failed_if_only_the_answer_was_lost(
+async def test_a_coroutine_does_not_fail_if_only_the_answer_was_lost(
     storage: PostgresStorage, business: Business, proxied: str, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     app, seen = Tenure(proxied), list[str]()
@@ -257,7 +257,7 @@ async def test_another_owner_cannot_complete_the_job(storage: PostgresStorage, b
 
 async def test_a_run_that_was_put_back_cannot_commit(storage: PostgresStorage, business: Business) -> None:
     lease = await claimed(storage)
-    # The worker has given the run up; its thread goes on.
+    # The worker has abandoned the run; its thread continues.
     await storage.exchange(ALICE, [completion(lease)])
     transaction = storage.transaction(None, None)
 
@@ -284,7 +284,7 @@ async def test_deferred_constraints_are_checked_before_the_gate(storage: Postgre
 
     def run() -> None:
         transaction.begin()
-        transaction.connection.execute(business.insert, ["nobody"])
+        transaction.connection.execute(business.insert, ["unknown"])
         with pytest.raises(psycopg.errors.ForeignKeyViolation):
             transaction.prepare()
         transaction.close()
@@ -440,7 +440,7 @@ async def test_the_wait_for_the_gate_ends_with_a_cancellation(
     held, go_on = threading.Event(), threading.Event()
 
     def hold() -> None:
-        """Have the gate for as long as the test wants."""
+        """Hold the gate for as long as the test wants."""
         with psycopg.connect(business.server) as connection:
             connection.execute("SELECT pg_advisory_xact_lock(%s)", [storage.address.gate])
             held.set()
@@ -459,7 +459,7 @@ async def test_the_wait_for_the_gate_ends_with_a_cancellation(
     await worker.start()
     job = await charge.enqueue()
     await entered.wait()
-    # The run is over and gives the connection back, although the gate is not free.
+    # The run has ended and returns the connection, although the gate is not free.
     waits = "SELECT 1 FROM pg_stat_activity WHERE wait_event = 'advisory' AND query LIKE '%SET CONSTRAINTS%'"
     async with asyncio.timeout(9):
         while not business.execute(waits):  # noqa: ASYNC110

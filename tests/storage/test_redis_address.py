@@ -1,4 +1,4 @@
-"""Addresses of Redis and Valkey: what they say, what they must not show, and what is refused."""
+"""Addresses of Redis and Valkey: which parts they have, what they must not show, and what is refused."""
 
 import sys
 from dataclasses import replace
@@ -63,7 +63,7 @@ PLAIN = read("redis://localhost")
         ("valkey+cluster://one/0", replace(PLAIN, kind="cluster", places=(ServerAddress("one", 6379),), partitions=16)),
     ],
 )
-def test_an_address_says_where_the_servers_are_and_how_to_get_in(url: str, expected: RedisAddress) -> None:
+def test_an_address_names_servers_and_credentials(url: str, expected: RedisAddress) -> None:
     address = read(url)
 
     assert address == replace(expected, url=url, shown=address.shown)
@@ -127,7 +127,7 @@ def test_an_invalid_address_is_refused_with_the_cause(url: str, named: str) -> N
     assert named in str(caught.value)
 
 
-def test_an_unknown_option_is_refused_with_those_that_there_are() -> None:
+def test_an_unknown_option_is_refused_with_the_known_ones() -> None:
     with pytest.raises(UsageError) as one:
         read("redis://localhost?partitions=4")
     with pytest.raises(UsageError) as many:
@@ -158,7 +158,7 @@ def test_an_address_of_another_kind_keeps_user_tls_and_options(url: str, kind: K
         "redis+other://:hidden@localhost",
         "amqp://a:hidden@b",
         "amqp://b?password=hidden",
-        # In quotes, as some files of environments have it.
+        # In quotes, as in some environment files.
         '"redis://:hidden@localhost/0"',
         "'redis://localhost?password=hidden'",
         "redis://:hidden@[::1/0",
@@ -179,7 +179,7 @@ def test_a_refusal_shows_no_password_either(url: str) -> None:
     assert "hidden" not in str(caught.value)
 
 
-def test_without_its_driver_the_refusal_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_its_driver_the_refusal_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "redis", None)
 
     for scheme in sorted(SCHEMES):

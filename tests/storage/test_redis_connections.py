@@ -1,4 +1,4 @@
-"""The connections to Redis: one call, one reply, whatever happens to either on the way."""
+"""The connections to Redis: one call, one reply, despite any fault on the way."""
 
 import asyncio
 import hashlib
@@ -60,7 +60,7 @@ async def test_a_call_passes_partition_and_arguments_and_returns_bytes(connect: 
 
 
 @pytest.mark.usefixtures("either_reader")
-async def test_several_calls_take_one_connection_and_come_back_in_order(
+async def test_several_calls_use_one_connection_and_return_in_order(
     connect: Connect, redis_server: RedisServer
 ) -> None:
     connections = connect(redis_server.url)
@@ -92,12 +92,12 @@ async def test_a_server_that_lost_its_scripts_gets_them_again_amid_many_calls(
         [*[ScriptCall(ADD, base, (1,))] * 3, ScriptCall(ECHO, base), *[ScriptCall(ADD, base, (1,))] * 3]
     )
 
-    # The echo was known at once; each addition was made once.
+    # The echo was known at once; each addition took place once.
     assert replies[3] == [base.encode(), None, 0]
     assert sorted(reply for reply in replies if isinstance(reply, int)) == [3, 4, 5, 6, 7, 8]
 
 
-async def test_a_restarted_server_is_found_again_by_the_next_call(connect: Connect, redis_server: RedisServer) -> None:
+async def test_a_restarted_server_is_used_again_by_the_next_call(connect: Connect, redis_server: RedisServer) -> None:
     connections = connect(redis_server.url)
     base = base_of(connections)
     await asyncio.gather(*(connections.call(ADD, base, 1) for _ in range(5)))
@@ -219,7 +219,7 @@ async def test_a_cut_answer_raises_and_the_call_is_not_repeated(connect: Connect
         with pytest.raises(StorageUnavailableError, match="cannot be reached"):
             await connections.call(ADD, base, 1)
 
-        # Whether it was made is for the caller to find out: all our calls may be repeated.
+        # Whether it took place is for the caller to find out: all our calls may be repeated.
         assert await connections.call(READ, base) == b"2"
 
 
@@ -258,17 +258,17 @@ async def test_a_silent_connection_is_closed_early_if_another_is_answered(
             assert await connections.call(READ, base) == b"1"
 
 
-async def test_a_server_that_is_busy_is_waited_for_though_a_call_takes_long(
+async def test_a_busy_server_is_waited_for_though_a_call_takes_long(
     connect: Connect, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "SILENT", 0.1)
     connections = connect(redis_server.url)
 
-    # A script cannot do it: from Redis 7.2 on, and in Valkey, its TIME stands still.
+    # A script cannot do it: from Redis 7.2 on, and in Valkey, its TIME does not change.
     assert await connections.run_command(base_of(connections), "DEBUG", "SLEEP", "1.2") == b"OK"
 
 
-async def test_an_answer_that_takes_long_to_come_is_waited_for(
+async def test_an_answer_that_takes_long_is_waited_for(
     connect: Connect, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "SILENT", 0.1)
@@ -295,10 +295,10 @@ async def test_an_answer_may_take_longer_than_a_silence_while_its_bytes_flow(
         assert await connections.call(GIVE, base, 2_000_000) == b"x" * 2_000_000
 
 
-async def test_an_answer_that_stops_half_way_is_waited_for_no_longer_than_any(
+async def test_an_answer_that_stops_half_way_has_the_usual_time_limit(
     connect: Connect, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "ANSWERING", 2.0)  # more than a busy machine keeps the proxy from its turn
+    monkeypatch.setattr(module, "ANSWERING", 2.0)  # more than a busy machine delays the proxy
     with Proxy(redis_server.port) as proxy:
         connections = connect(f"redis://{proxy.address}")
         base = base_of(connections)
@@ -347,7 +347,7 @@ async def test_the_time_to_connect_does_not_count_as_answer_time(
         connections = connect(f"redis://{proxy.address}/2")
         proxy.set_faults(latency=0.5)
 
-        # A second each: to let us in, and to answer.
+        # A second each: to authenticate, and to answer.
         assert await connections.call(ADD, base_of(connections), 1) == 1
 
 
@@ -359,7 +359,7 @@ async def test_no_more_connections_are_opened_than_the_limit_and_few_are_kept(
     connections = connect(redis_server.url)
     base = base_of(connections)
 
-    # One is the test's own; whoever comes after the eighth is turned away.
+    # One is the test's own; the server refuses every connection after the eighth.
     redis_server.command("CONFIG", "SET", "maxclients", 8)
 
     await asyncio.gather(*(connections.call(ADD, base, 1) for _ in range(200)))
@@ -394,7 +394,7 @@ async def test_one_failing_call_of_several_does_not_stop_the_others(connect: Con
     assert await connections.call(READ, base) == b"4"
 
 
-async def test_a_full_server_says_so_and_wrote_nothing(connect: Connect, redis_server: RedisServer) -> None:
+async def test_a_full_server_is_reported_and_wrote_nothing(connect: Connect, redis_server: RedisServer) -> None:
     connections = connect(redis_server.url)
     base = base_of(connections)
     await connections.call(BIG, base, 1)
@@ -442,9 +442,9 @@ async def test_a_missing_database_is_reported_with_the_valid_numbers(
 async def test_a_master_name_unknown_to_sentinels_is_reported_with_the_remedy(
     connect: Connect, sentinel_url: str
 ) -> None:
-    unknown = connect(f"redis+sentinel://{read(sentinel_url).places[0]}/nobody")
+    unknown = connect(f"redis+sentinel://{read(sentinel_url).places[0]}/unknown")
 
-    with pytest.raises(StorageUnavailableError, match="knows a master 'nobody'; check the name after the hosts"):
+    with pytest.raises(StorageUnavailableError, match="knows a master 'unknown'; check the name after the hosts"):
         await unknown.call(ECHO, base_of(unknown))
 
 
@@ -476,7 +476,7 @@ async def test_a_user_without_script_rights_gets_an_error_about_rights(
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl on the PATH makes a certificate")
-async def test_a_server_is_called_by_tls_and_only_if_its_certificate_is_good(
+async def test_a_server_is_called_by_tls_and_only_if_its_certificate_is_valid(
     connect: Connect, start_redis: Callable[..., RedisServer], tmp_path: Path
 ) -> None:
     cert, key = tmp_path / "server.pem", tmp_path / "server.key"
@@ -504,7 +504,7 @@ async def test_a_server_is_called_by_tls_and_only_if_its_certificate_is_good(
             await connect(url).call(ECHO, base)
 
 
-async def test_a_replica_takes_no_calls_and_after_its_promotion_it_does(
+async def test_a_replica_accepts_no_calls_until_its_promotion(
     connect: Connect, start_redis: Callable[..., RedisServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     master, replica = start_redis(), start_redis()
@@ -516,7 +516,7 @@ async def test_a_replica_takes_no_calls_and_after_its_promotion_it_does(
     with pytest.raises(StorageUnavailableError, match="fails over"):
         await connections.call(ADD, base, 1)
 
-    # While the call rests between its tries.
+    # While the call pauses between its attempts.
     call = asyncio.ensure_future(connections.call(ADD, base, 1))
     await turns(50)
     replica.command("REPLICAOF", "NO", "ONE")
@@ -524,7 +524,7 @@ async def test_a_replica_takes_no_calls_and_after_its_promotion_it_does(
     assert await call == 1
 
 
-async def test_a_durable_call_waits_for_a_replica_and_says_if_none_confirms(
+async def test_a_durable_call_waits_for_a_replica_and_fails_if_none_confirms(
     connect: Connect, start_redis: Callable[..., RedisServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "CONFIRMING", 0.2)
@@ -597,7 +597,7 @@ async def test_a_forked_child_uses_none_of_its_parents_connections(redis_server:
     await asyncio.gather(*(connections.call(ADD, base, 1) for _ in range(4)))
 
     assert await asyncio.to_thread(forked, lambda: asyncio.run(call_in_a_child(connections, base))) == 0
-    # The parent's are as they were.
+    # The parent's are unchanged.
     assert await asyncio.gather(*(connections.call(ECHO, base, n) for n in range(4))) == [
         [base.encode(), b"%d" % n, 1] for n in range(4)
     ]
@@ -634,7 +634,7 @@ def run_by_hand(work: Callable[[], Awaitable[object]]) -> None:
 
 
 def clients(server: RedisServer) -> int:
-    """How many connections there are beside the test's own."""
+    """Return how many connections there are in addition to the test's own."""
     return int(server.command("INFO", "clients")["connected_clients"]) - 1
 
 

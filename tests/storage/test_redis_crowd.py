@@ -1,4 +1,4 @@
-"""Eight threads, each with a storage of its own, on one server: no clock is held, only invariants are."""
+"""Eight threads, each with its own storage, on one server: the clocks are real, and the invariants must hold."""
 
 import pytest
 
@@ -11,7 +11,7 @@ ABOUT_THE_UNFINISHED = (
     *("aging", "ages", "delayed", "dues", "held", "in", "leases", "limits", "merge", "busy", "named", "opening"),
     *("parked", "places", "queued", "ready", "running", "slots", "suspects", "tenants"),
 )
-"""What kinds of keys there are only where a job is unfinished; of those in a state only the unfinished ones count."""
+"""Kinds of keys that exist only while a job is unfinished; of those of a state only the unfinished ones count."""
 
 
 @pytest.mark.redis

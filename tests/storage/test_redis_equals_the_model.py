@@ -16,16 +16,16 @@ from tests.storage.twins import LIMITS, STEPS, Twins, too_old_and_too_much
 pytestmark = pytest.mark.redis
 
 LOW = {name: LIMITS[name] for name in ("EXPIRE_LIMIT", "SCAN_LIMIT", "DUE_LIMIT")}
-"""Limits that are reached in the model's order. The others are shared out otherwise, so that no script takes long."""
+"""Limits that are reached in the model's order. The others are divided otherwise, so that no script takes long."""
 
 LAST_LIMIT = definition("LOOK_LIMIT, DUE_LIMIT, RUNS_KEPT, LOG_LINES_KEPT, CALLS_KEPT, UNKNOWN_LOOKS, PLACE_LIMIT")
 """The line that defines the last of the scripts' limits."""
 
 A_SWEEP_AFTER_THE_CLOCK_WAS_SET_BACK = 201
-"""Where jobs were once let in that a rate had yet to let start."""
+"""A place where jobs were once released before a rate allowed them to start."""
 
 A_CLAIM_THAT_RAN_OUT_OF_TIME = 408
-"""Where a queue was once passed over that had jobs due."""
+"""A place where a queue with due jobs was once passed over."""
 
 
 def twins_on(url: str, seed: int) -> Twins:
@@ -33,7 +33,7 @@ def twins_on(url: str, seed: int) -> Twins:
 
 
 def lower(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lower the limits, in the model as in the scripts and who calls them."""
+    """Lower the limits, in the model as in the scripts and their callers."""
 
     def low(name: str) -> Script:
         before, last, after = verb(name).text.partition(LAST_LIMIT)

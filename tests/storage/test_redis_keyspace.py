@@ -1,4 +1,4 @@
-"""What Redis keeps of jobs that are gone: nothing. No key is left that nobody would ever look at again."""
+"""Redis keeps nothing of deleted jobs: no key is left that no verb would ever read again."""
 
 from collections.abc import Iterator
 
@@ -44,17 +44,17 @@ OF_THE_CELL = {
     "discarded": "how many jobs of each queue ever expired without a record",
     "queues": "the queues of which there are jobs, settings, or a count of the discarded",
 }
-"""The keys that a partition has once, whatever was in it, and what each is for."""
+"""The keys that a partition has once, for any content, and the purpose of each."""
 
 MOST = 24
-"""How much each may hold when all jobs are gone: a word for each thing that there was one of, not for each job."""
+"""How much each may hold when all jobs are deleted: an entry for each kind of thing, not for each job."""
 
 
 @pytest.mark.parametrize("seed", range(2))
-async def test_nothing_is_left_of_jobs_that_are_gone(redis_url: str, seed: int) -> None:
+async def test_nothing_is_left_of_deleted_jobs(redis_url: str, seed: int) -> None:
     twins = Twins(lambda clock: RedisStorage(read(redis_url), clock=clock), seed, in_turn=True)
     await twins.walk(STEPS)
-    # A Cluster that moves a slot sends a script away before it starts, as long as the one key that it names is nowhere.
+    # A Cluster that moves a slot redirects a script before it starts, as long as the one key that it names is nowhere.
     assert "" not in dict(keys_of(redis_url))
 
     await come_to_an_end(twins)
@@ -67,7 +67,7 @@ async def test_nothing_is_left_of_jobs_that_are_gone(redis_url: str, seed: int) 
     assert max(left.values()) <= MOST
 
 
-async def test_a_queue_of_which_nothing_was_said_is_forgotten_with_its_jobs(redis_url: str) -> None:
+async def test_a_queue_without_settings_is_forgotten_with_its_jobs(redis_url: str) -> None:
     twins = Twins(lambda clock: RedisStorage(read(redis_url), clock=clock), 0)
     for _ in range(20):
         jobs = [structs.replace(twins.new_job(), policy=Policy(), schedule=None) for _ in range(5)]
@@ -83,7 +83,7 @@ async def test_a_queue_of_which_nothing_was_said_is_forgotten_with_its_jobs(redi
 
 
 async def come_to_an_end(twins: Twins) -> None:
-    """Take back what was said, let the workers go, and let every job come to its end."""
+    """Reset the settings, let the workers leave, and let every job end."""
     storage = twins.storage
     for task in TASKS:
         await storage.tune(Target("task", task), Settings(paused=False, rate=RateKey(f"task:{task}", 0)))
@@ -96,7 +96,7 @@ async def come_to_an_end(twins: Twins) -> None:
 
 
 async def forgotten(twins: Twins) -> None:
-    """Let time do away with what it does away with; delete the unfinished jobs, and some that are over."""
+    """Let time delete what it deletes; delete the unfinished jobs, and some that have ended."""
     storage = twins.storage
     while jobs := (await storage.find(Query(limit=1000))).jobs:
         unfinished = [job.ref for job in jobs if job.finished is None and job.state is not State.ACTIVE]
@@ -104,13 +104,13 @@ async def forgotten(twins: Twins) -> None:
         await storage.revise([DeleteJob(ref) for ref in unfinished + ended[::3]])
         twins.clock.advance(DAY)
         await swept(twins)
-    # The log is remembered for a week.
+    # The log is kept for a week.
     twins.clock.advance(8 * DAY)
     await swept(twins)
 
 
 async def swept(twins: Twins) -> None:
-    """Sweep until there is nothing left to be swept; what has stalled is settled."""
+    """Sweep until there is nothing left to be swept; settle what has stalled."""
     storage, owner = twins.storage, twins.owners[0]
     while True:
         answer = await storage.sweep(SweepRequest(owner, None))

@@ -1,6 +1,6 @@
-"""Hypothesis asks the model and Redis the same, and replays old fences: every answer, record and event is the same.
+"""Hypothesis sends the same calls to the model and Redis, and replays old fences: answers, records, events are equal.
 
-`HYPOTHESIS_PROFILE=thorough make test ARGS=tests/storage/test_redis_machine.py` looks longer, and elsewhere each time.
+`HYPOTHESIS_PROFILE=thorough make test ARGS=tests/storage/test_redis_machine.py` searches longer.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""What several partitions have answered is put together without a gap, an overlap, or a change of order."""
+"""The answers of several partitions are merged without a gap, an overlap, or a change of order."""
 
 from random import Random
 
@@ -24,11 +24,11 @@ from tenure.storage.redis.merge_answers import (
 # ── cursors ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_cursor_names_a_place_in_each_partition() -> None:
+def test_a_cursor_names_a_position_in_each_partition() -> None:
     assert places_of(cursor_of([3, 0, 14]), 3) == [3, 0, 14]
 
 
-def test_a_single_number_is_that_place_in_every_partition() -> None:
+def test_a_single_number_is_that_position_in_every_partition() -> None:
     assert places_of("7", 3) == [7, 7, 7]
 
 
@@ -40,7 +40,7 @@ def test_an_invalid_cursor_is_refused(cursor: str) -> None:
         places_of(cursor, 3)
 
 
-def test_a_cursor_can_leave_open_the_place_in_an_unreachable_partition() -> None:
+def test_a_cursor_can_leave_the_position_in_an_unreachable_partition_open() -> None:
     assert event_places(None, 2) == [UNREAD, UNREAD]
     assert event_places(EVENTS_END, 2) == [EVENTS_END, EVENTS_END]
     assert event_places("7", 2) == ["7", "7"]
@@ -56,7 +56,7 @@ def drained(at: int, number: int, queue: str = "q") -> QueueDrained:
     return QueueDrained(queue=queue, cursor=str(number), at=moment(at))
 
 
-def told(page: EventPage) -> list[tuple[str, str]]:
+def merged(page: EventPage) -> list[tuple[str, str]]:
     return [(event.queue, event.cursor or "") for event in page.events if isinstance(event, QueueDrained)]
 
 
@@ -66,24 +66,24 @@ def test_events_are_merged_by_time_with_a_cursor_for_every_partition() -> None:
 
     page = merge_event_pages([one, other], 10)
 
-    assert told(page) == [("a", "5.0"), ("b", "5.1"), ("a", "6.1")]
+    assert merged(page) == [("a", "5.0"), ("b", "5.1"), ("a", "6.1")]
     assert page.next == "6.1"
 
 
 def test_an_unreachable_partition_keeps_its_position_in_every_cursor() -> None:
     page = merge_event_pages([EventPage((drained(10, 5, "a"),), "6"), EventPage((), UNREAD, incomplete=True)], 10)
 
-    assert told(page) == [("a", f"5.{UNREAD}")]
+    assert merged(page) == [("a", f"5.{UNREAD}")]
     assert (page.next, page.incomplete) == (f"6.{UNREAD}", True)
 
 
-def test_a_page_that_is_full_leaves_each_partition_where_it_was_read_to() -> None:
+def test_a_full_page_leaves_each_partition_where_it_was_read_to() -> None:
     one = EventPage((drained(10, 5, "a"), drained(30, 6, "a")), "6")
     other = EventPage((drained(20, 1, "b"), drained(25, 2, "b")), "2")
 
     page = merge_event_pages([one, other], 2)
 
-    assert told(page) == [("a", "5.0"), ("b", "5.1")]
+    assert merged(page) == [("a", "5.0"), ("b", "5.1")]
     assert page.next == "5.1"
 
 
@@ -91,7 +91,7 @@ def test_a_partition_whose_clock_is_ahead_keeps_its_order_and_events() -> None:
     one = EventPage((drained(90, 1, "a"), drained(10, 2, "a")), "2")
     other = EventPage((drained(50, 1, "b"),), "1")
 
-    assert told(merge_event_pages([one, other], 10)) == [("b", "0.1"), ("a", "1.1"), ("a", "2.1")]
+    assert merged(merge_event_pages([one, other], 10)) == [("b", "0.1"), ("a", "1.1"), ("a", "2.1")]
 
 
 def test_a_filtered_page_does_not_read_skipped_events_again() -> None:
@@ -106,7 +106,7 @@ def test_a_gap_in_one_partition_gives_one_trimmed_event_first() -> None:
     page = merge_event_pages([one, other], 1)
 
     assert page.events[0] == EventsTrimmed(oldest="7.0")
-    assert told(page) == [("b", "7.1")]
+    assert merged(page) == [("b", "7.1")]
     assert page.next == "7.1"
 
 
@@ -130,7 +130,7 @@ def test_pages_of_all_partitions_join_without_gap_or_overlap(seed: int) -> None:
         read += [event.queue for event in page.events if isinstance(event, QueueDrained)]
         if page.next == cursor:
             break
-        # Now and then from an event's own cursor.
+        # Sometimes from an event's own cursor.
         cursor = page.events[-1].cursor or "" if page.events and dice.random() < 0.5 else page.next
 
     assert sorted(read) == sorted(event.queue for log in logs for event in log if isinstance(event, QueueDrained))
@@ -171,7 +171,7 @@ def test_a_page_that_is_just_full_is_the_last() -> None:
     assert merge_listings([([(1, job(1, "a"))], 0), ([(1, job(2, "b"))], 0)], [LARGEST] * 2, 2).next is None
 
 
-def test_a_listing_goes_on_where_each_partition_has_stopped_to_look() -> None:
+def test_a_listing_continues_where_each_partition_has_stopped_to_look() -> None:
     one = [(9, job(50, "a9")), (8, job(30, "a8"))]
 
     page = merge_listings([(one, 5), ([], 40), ([], 0)], [LARGEST] * 3, 3)

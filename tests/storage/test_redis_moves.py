@@ -1,4 +1,4 @@
-"""Partitions that are not where they were: slots that move, masters that fall, scripts that are new to a node."""
+"""Partitions in new places: slots that move, masters that fail, scripts that a node does not know."""
 
 import asyncio
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from tenure.core.exponential_delay import ExponentialDelay
 from tenure.errors import StorageUnavailableError
 from tenure.storage.redis import connections as module
 from tenure.storage.redis import routes
-from tenure.storage.redis import subscriptions as ears
+from tenure.storage.redis import subscriptions as subscriptions_module
 from tenure.storage.redis.connections import Connections, ScriptCall
 from tenure.storage.redis.routes import slot
 from tenure.storage.redis.subscriptions import Subscriptions, channel
@@ -54,7 +54,7 @@ async def test_a_node_that_lost_its_scripts_gets_them_again(connect: Connect, re
     assert await connections.call_all([ScriptCall(ADD, base, (1,)) for base in bases]) == [2] * 16
 
 
-async def test_moved_partitions_are_found_and_no_call_is_lost_or_made_twice(
+async def test_moved_partitions_are_found_and_no_call_is_lost_or_repeated(
     connect: Connect, redis_cluster: RedisCluster
 ) -> None:
     connections = connect(redis_cluster.url)
@@ -92,7 +92,7 @@ async def test_a_partition_that_is_moving_is_called_only_after_it_has_arrived(
     to.command("CLUSTER", "SETSLOT", slot(FIRST), "IMPORTING", names[source.port])
     source.command("CLUSTER", "SETSLOT", slot(FIRST), "MIGRATING", names[to.port])
 
-    # Its one key is still at the source, and a script would find it there; of many some would be gone.
+    # Its one key is still at the source, and a script would find it there; of several keys some would be missing.
     with pytest.raises(StorageUnavailableError, match="moves data"):
         await connections.call(ADD, FIRST, 1)
 
@@ -101,7 +101,9 @@ async def test_a_partition_that_is_moving_is_called_only_after_it_has_arrived(
     assert await connections.call(ADD, FIRST, 1) == 2
 
 
-async def test_a_replica_that_takes_over_is_found(connect: Connect, start_cluster: Callable[..., RedisCluster]) -> None:
+async def test_a_replica_that_is_promoted_is_found(
+    connect: Connect, start_cluster: Callable[..., RedisCluster]
+) -> None:
     cluster = start_cluster(replicas=1)
     connections = connect(cluster.url)
     bases = connections.address.bases
@@ -113,7 +115,7 @@ async def test_a_replica_that_takes_over_is_found(connect: Connect, start_cluste
 
     await off_the_loop(lambda: cluster.lose(cluster.masters[1]))
 
-    # The first to find out is told; whoever repeats it finds the heir.
+    # The first call raises an error; a repeated call finds the new master.
     async with asyncio.timeout(20):
         while True:
             try:
@@ -177,7 +179,7 @@ async def test_a_silent_node_is_not_asked_for_the_slot_map_each_time(
 async def test_notifications_arrive_from_all_partitions_after_a_move(
     connect: Connect, redis_cluster: RedisCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ears, "RETRY_DELAY", ExponentialDelay(0.01, 0.1))
+    monkeypatch.setattr(subscriptions_module, "RETRY_DELAY", ExponentialDelay(0.01, 0.1))
     connections = connect(redis_cluster.url)
     bases = connections.address.bases
     subscriptions = Subscriptions(connections, lambda topic: bases, rng=Random(3))
@@ -207,7 +209,7 @@ async def test_notifications_arrive_from_all_partitions_after_a_move(
 async def test_calls_go_to_the_master_that_sentinels_name_after_a_failover(
     connect: Connect, redis_sentinels: RedisSentinels
 ) -> None:
-    # Else a failover may lose what the old master alone has.
+    # Otherwise a failover may lose what the old master alone has.
     url = redis_sentinels.url
     connections = connect(f"{url}{'&' if '?' in url else '?'}durability=replicated")
     [base] = connections.address.bases
@@ -226,7 +228,7 @@ async def test_calls_go_to_the_master_that_sentinels_name_after_a_failover(
     assert redis_sentinels.master.command("GET", f"{base}:n") == b"3"
 
 
-async def test_sentinels_that_are_gone_matter_only_when_none_is_left(
+async def test_unreachable_sentinels_matter_only_when_none_is_left(
     connect: Connect, redis_sentinels: RedisSentinels
 ) -> None:
     [first, second, third] = redis_sentinels.sentinels
@@ -238,7 +240,7 @@ async def test_sentinels_that_are_gone_matter_only_when_none_is_left(
     second.kill()
     third.kill()
 
-    # What is known goes on to be used.
+    # The known master is still used.
     assert await connections.call(ECHO, base)
 
     late = connect(redis_sentinels.url)
@@ -246,9 +248,7 @@ async def test_sentinels_that_are_gone_matter_only_when_none_is_left(
         await late.call(ECHO, base)
 
 
-async def test_a_master_is_not_forgotten_because_no_sentinel_can_be_asked(
-    connect: Connect, redis_sentinels: RedisSentinels
-) -> None:
+async def test_a_master_is_kept_if_no_sentinel_can_be_asked(connect: Connect, redis_sentinels: RedisSentinels) -> None:
     connections = connect(redis_sentinels.url)
     [base] = connections.address.bases
     master = redis_sentinels.master
@@ -256,7 +256,7 @@ async def test_a_master_is_not_forgotten_because_no_sentinel_can_be_asked(
     for sentinel in redis_sentinels.sentinels:
         sentinel.kill()
 
-    # As who leads does each minute.
+    # As a leader does each minute.
     assert [place.port for place in await connections.places()] == [master.port]
     assert await connections.call(ADD, base, 1) == 2
 
@@ -277,7 +277,7 @@ async def test_a_former_master_without_replicas_is_replaced_by_the_new_master(
     deposed.freeze()
     await off_the_loop(lambda: servers.until(lambda: redis_sentinels.master is not deposed, "another master"))
     for sentinel in redis_sentinels.sentinels:
-        # Four of these pass before one that comes back is told whom to follow.
+        # Four of these pass before Sentinel tells a returning server which master to follow.
         sentinel.command("SENTINEL", "DEBUG", "PUBLISH-PERIOD", 60_000)
     deposed.thaw()
     await off_the_loop(
@@ -302,7 +302,7 @@ async def test_a_service_unknown_to_sentinels_is_reported_by_name(
 async def test_notifications_arrive_from_the_new_master(
     connect: Connect, redis_sentinels: RedisSentinels, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ears, "RETRY_DELAY", ExponentialDelay(0.01, 0.1))
+    monkeypatch.setattr(subscriptions_module, "RETRY_DELAY", ExponentialDelay(0.01, 0.1))
     connections = connect(redis_sentinels.url)
     [base] = connections.address.bases
     subscriptions = Subscriptions(connections, lambda topic: [base], rng=Random(3))

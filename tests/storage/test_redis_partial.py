@@ -1,4 +1,4 @@
-"""Answers in part: no lease is lost because something else in the same call came to nothing."""
+"""Partial answers: no lease is lost because another part of the same call failed."""
 
 import asyncio
 import logging
@@ -46,10 +46,10 @@ async def replicated(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIt
     await storage.close()
 
 
-async def test_a_claim_that_no_replica_confirms_is_not_run_but_handed_back(replicated: RedisStorage) -> None:
+async def test_a_claim_that_no_replica_confirms_is_released_and_not_run(replicated: RedisStorage) -> None:
     with pytest.raises(NotDurableError):
         await replicated.enqueue([new_job("job")])
-    # A failover might take back the claim, and another worker would run the job beside us.
+    # A failover might undo the claim, and another worker would run the job at the same time.
     with pytest.raises(NotDurableError):
         await replicated.exchange(ALICE, order=ClaimRequest(("default",), 1, Lane(0, 1)))
     claimed = await record(replicated, new_job("job").ref)
@@ -104,14 +104,14 @@ def two_queues(cluster: RedisCluster, storage: RedisStorage) -> tuple[str, str]:
 async def test_a_silent_shard_withholds_no_lease_of_another_shard(
     start_cluster: Callable[..., RedisCluster], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # By its own default a Cluster serves nothing while a part of it is away.
+    # By default a Cluster serves nothing while a part of it is unavailable.
     redis_cluster = start_cluster(cluster_require_full_coverage=False)
     monkeypatch.setattr(connections, "ANSWERING", 1.0)
     storage = RedisStorage(read(redis_cluster.url))
     try:
         here, there = two_queues(redis_cluster, storage)
         await storage.enqueue([new_job("a", queue=here), new_job("b", queue=there), new_job("c", queue=here)])
-        # A server that does not know the script yet would have to be sent it first.
+        # A server that does not know the script yet would have to get it first.
         await storage.exchange(REAPER, order=ClaimRequest((there,), 0))
         frozen = redis_cluster.holder(slot(storage.bases_of(f"queue:{there}")[0]))
         frozen.freeze()
@@ -123,7 +123,7 @@ async def test_a_silent_shard_withholds_no_lease_of_another_shard(
         finally:
             frozen.thaw()
         swept = await storage.sweep(bid())
-        # Thawed, it does what it was asked for, and nobody waits for the answer.
+        # After SIGCONT it carries out the request, but the caller has given up.
         lost = await record(storage, new_job("b", queue=there).ref)
         await storage.exchange(ALICE, order=ClaimRequest((here, there), 0, Lane(0, 3, 1)))
         kept = await record(storage, first.leases[1].ref)
@@ -133,7 +133,7 @@ async def test_a_silent_shard_withholds_no_lease_of_another_shard(
 
     assert [lease.ref.id for lease in first.leases] == ["a", "c"]
     assert (lost.state, lost.owner) == (State.ACTIVE, ALICE.id)
-    # What the other shard gave out is acknowledged by then, and stays.
+    # The jobs that the other shard gave out are acknowledged by then, and stay.
     assert (kept.state, kept.owner) == (State.ACTIVE, ALICE.id)
     assert (handed_back.state, handed_back.releases, handed_back.stalls) == (State.WAITING, 1, 0)
     assert not swept.troubles
@@ -168,16 +168,16 @@ async def test_jobs_of_a_dead_worker_are_free_in_a_second_after_a_lost_answer(
             taken = await recovery().recover(
                 DeadWorker(ALICE.id, ALICE.pid, ProcessExit(-9), died_at), storage, within=10.0
             )
-            told = await stalls(storage)
+            stalled_events = await stalls(storage)
             jobs = [await record(storage, new_job(name).ref) for name in "abc"]
         finally:
             await storage.close()
 
     assert "retrying" in caplog.text
     assert (before, taken) == (1, 3)
-    assert max(event.at.timestamp() for event in told if event.at is not None) - died_at / SECOND < 1
-    assert [(event.owner, event.reason) for event in told] == [(ALICE.id, "process_died")] * 3
-    assert all("SIGKILL" in (event.post_mortem or "") for event in told)
+    assert max(event.at.timestamp() for event in stalled_events if event.at is not None) - died_at / SECOND < 1
+    assert [(event.owner, event.reason) for event in stalled_events] == [(ALICE.id, "process_died")] * 3
+    assert all("SIGKILL" in (event.post_mortem or "") for event in stalled_events)
     assert [(job.state, job.stalls, job.owner) for job in jobs] == [(State.WAITING, 1, None)] * 3
     assert redis_server.command("KEYS", "*:held:*") == []
 
@@ -202,7 +202,7 @@ async def test_a_silent_shard_delays_no_recovery_of_jobs_in_another_shard(
             settled_there = await storage.exchange(REAPER, [stalled(taken) for taken in first.stalled])
         finally:
             frozen.thaw()
-        # Thawed, it does what it was asked for; nobody waits for the answer, so what came of it is looked for.
+        # After SIGCONT it carries out the request, but the caller has given up; so its effects are searched for.
         taken = await recovery().recover(
             DeadWorker(ALICE.id, ALICE.pid, ProcessExit(-9), SystemClock().now()), storage, within=10.0
         )
@@ -215,7 +215,7 @@ async def test_a_silent_shard_delays_no_recovery_of_jobs_in_another_shard(
     assert [item.lease.ref for item in first.stalled] == [jobs[0].ref]
     assert (first.more, first.incomplete) == (True, True)
     assert [verdict.verdict for verdict in settled_there.verdicts] == ["done"]
-    # Either it was given to those whose answers were lost, and is found with them, or to the recovery.
+    # Its jobs were reclaimed for a call whose answer was lost, and are found with that, or for the recovery.
     assert (taken, strayed) in ((1, []), (0, [jobs[1].ref]))
 
 
@@ -223,7 +223,7 @@ def owner_on(cluster: RedisCluster, storage: RedisStorage, queue: str) -> Owner:
     """Return an owner whose record lies on the master of a queue."""
     master = cluster.holder(slot(storage.bases_of(f"queue:{queue}")[0]))
     ids = (f"{number:016x}" for number in range(1_000))
-    # The record of an owner lies where a queue of that name would.
+    # The record of an owner lies where a queue with that name would.
     found = next(job_id for job_id in ids if cluster.holder(slot(storage.bases_of(f"queue:{job_id}")[0])) is master)
     return Owner(found, "worker host:1", "host", 1)
 
@@ -284,7 +284,7 @@ async def test_a_timed_out_beat_withholds_no_claim_of_a_healthy_shard(
     try:
         here, there = two_queues(redis_cluster, storage)
         await storage.enqueue([new_job("a", queue=here), new_job("b", queue=there)])
-        # One whose lease is nearly over leaves a beat next to no time.
+        # A lease that is about to expire leaves a beat next to no time.
         with pytest.raises(StorageUnavailableError):
             await storage.renew(RenewRequest(ALICE, (LeaseRenewal(new_job("x", queue=there).ref, 1),), answer_within=1))
         claimed = (await storage.exchange(ALICE, order=ClaimRequest((here, there), 2, Lane(0, 1)))).leases

@@ -1,4 +1,4 @@
-"""What lies in many partitions of a Cluster is read as from one storage: no job and no event twice, none left out."""
+"""Many partitions of a Cluster are read as one storage: no job and no event twice, none left out."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""What one script of a Redis has no time for is done by the next; a verb at its limits is whole all the same."""
+"""Work that one Redis script has no time for is done by the next; a call at its limits is complete anyway."""
 
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -43,7 +43,7 @@ LARGE = 900_000
 
 
 class Wire:
-    """A way to the server that counts the calls of each script, and can be cut after so many more."""
+    """A connection that counts the calls of each script, and can be cut after a number of calls."""
 
     def __init__(self, connections: Connections) -> None:
         self.calls = Counter[str]()
@@ -51,7 +51,7 @@ class Wire:
         self._connections = connections
 
     async def call(self, script: Script, base: str, *args: bytes | str | int, durable: bool = False) -> Any:
-        """Call a script, or find the way cut."""
+        """Call a script, or raise as a cut connection does."""
         if self.cut_after == 0:
             raise StorageUnavailableError("cut")
         if self.cut_after is not None:
@@ -78,7 +78,7 @@ def partition(wire: Wire, clock: ManualClock, redis_url: str) -> Partition:
 
 
 async def held(partition: Partition, number: int, owner: Owner = ALICE) -> list[Lease]:
-    """Enqueue so many jobs and claim them."""
+    """Enqueue this many jobs and claim them."""
     jobs = new_jobs(number)
     for start in range(0, number, 100):
         await partition.enqueue(jobs[start : start + 100])
@@ -89,7 +89,7 @@ async def held(partition: Partition, number: int, owner: Owner = ALICE) -> list[
 
 
 async def large_jobs(partition: Partition, number: int) -> dict[str, bytes]:
-    """Enqueue so many jobs of almost a megabyte; return what each carries."""
+    """Enqueue this many jobs of almost a megabyte; return the payload of each."""
     payloads = {f"large-{at:02}": b"%02d" % at * (LARGE // 2) for at in range(number)}
     for id_, payload in payloads.items():
         await partition.enqueue([new_job(id_, payload=payload)])
@@ -122,7 +122,7 @@ async def test_all_that_a_call_may_settle_and_claim_is_settled_and_claimed(parti
     assert wire.calls["exchange"] > 1
 
 
-async def test_a_claim_looks_at_no_more_jobs_for_being_several_scripts(partition: Partition, wire: Wire) -> None:
+async def test_a_claim_of_several_scripts_looks_at_no_more_jobs(partition: Partition, wire: Wire) -> None:
     one = (Key("one"),)
     await partition.enqueue([new_job("holder", keys=one)])
     await partition.exchange(ALICE, (), ClaimRequest((QUEUE,), 1))
@@ -137,7 +137,7 @@ async def test_a_claim_looks_at_no_more_jobs_for_being_several_scripts(partition
 
 
 async def test_jobs_claimed_before_a_lost_connection_are_returned(partition: Partition, wire: Wire) -> None:
-    # Whose keys are to be looked at one by one.
+    # Their keys have to be looked at one by one.
     keyed = (Key("k", 1000),)
     await partition.enqueue([new_job(f"job-{number:03}", keys=keyed) for number in range(100)])
     await partition.enqueue([new_job(f"more-{number:03}", keys=keyed) for number in range(100)])
@@ -152,7 +152,7 @@ async def test_jobs_claimed_before_a_lost_connection_are_returned(partition: Par
     assert (await partition.survey()).queues[0].counts[State.ACTIVE] == len(answer.leases)
 
 
-async def test_settlements_that_are_cut_off_are_made_again(partition: Partition, wire: Wire) -> None:
+async def test_settlements_that_are_cut_off_are_sent_again(partition: Partition, wire: Wire) -> None:
     settlements = [settled(lease, Returned(b"null")) for lease in await held(partition, SETTLE_LIMIT)]
     wire.cut_after = 1
     with pytest.raises(StorageUnavailableError):
@@ -193,7 +193,7 @@ async def test_large_results_are_settled_in_several_scripts_before_the_claim(par
     assert wire.calls["exchange"] > 2
 
 
-async def test_settlements_and_renewals_that_are_long_to_read_get_done_anyway(partition: Partition) -> None:
+async def test_settlements_and_renewals_that_are_long_to_read_are_done_anyway(partition: Partition) -> None:
     leases = await held(partition, 20)
     line = (NewLogLine("info", "x" * 30_000, {}),)
     pulse = await partition.renew(
@@ -249,9 +249,9 @@ async def test_a_beat_in_several_scripts_renews_all_leases_and_reports_once(
     clock.advance(5)
     line = (NewLogLine("info", "a line", {"k": "v"}),)
     renewals = tuple(LeaseRenewal(lease.ref, lease.fence + number % 2, log=line) for number, lease in enumerate(leases))
-    told = (QueueDrained(queue="other", at=moment(0)),)
+    events = (QueueDrained(queue="other", at=moment(0)),)
     wire.calls.clear()
-    pulse = await partition.renew(RenewRequest(ALICE, renewals, WorkerInfo(queues=(QUEUE,)), told))
+    pulse = await partition.renew(RenewRequest(ALICE, renewals, WorkerInfo(queues=(QUEUE,)), events))
     details = await partition.get([lease.ref for lease in leases])
     drained = [event for event in (await partition.events(limit=1000)).events if isinstance(event, QueueDrained)]
 
@@ -270,12 +270,14 @@ async def test_a_beat_with_long_traces_is_sent_in_parts_and_stores_the_worker(
     renewals = tuple(
         LeaseRenewal(lease.ref, lease.fence, trace=text) for lease, text in zip(leases, texts, strict=True)
     )
-    told = (QueueDrained(queue="other", at=moment(0)),)
+    events = (QueueDrained(queue="other", at=moment(0)),)
     for _ in range(2):
         clock.advance(5)
         wire.calls.clear()
 
-        assert await partition.renew(RenewRequest(ALICE, renewals, WorkerInfo(queues=(QUEUE,)), told)) == RenewResult()
+        assert (
+            await partition.renew(RenewRequest(ALICE, renewals, WorkerInfo(queues=(QUEUE,)), events)) == RenewResult()
+        )
         assert wire.calls["renew"] >= 4
 
     details = await partition.get([lease.ref for lease in leases])
@@ -298,11 +300,11 @@ async def test_a_leftover_trace_is_not_shown_for_the_next_run(
     partition: Partition, clock: ManualClock, redis_url: str
 ) -> None:
     [first] = await held(partition, 1)
-    told = LeaseRenewal(first.ref, first.fence, trace="here")
-    await partition.renew(RenewRequest(ALICE, (told,)))
+    renewal = LeaseRenewal(first.ref, first.fence, trace="here")
+    await partition.renew(RenewRequest(ALICE, (renewal,)))
     with client_of(redis_url.partition("?")[0]) as client:
         there = command(client, "HGETALL", f"{partition.base}:traces")
-        # Settled by the scripts of the version before, which know of none.
+        # Settled by the scripts of the version before, which do not know of traces.
         await partition.exchange(ALICE, [settled(first, Interrupted("shutdown"))])
         gone = command(client, "HGETALL", f"{partition.base}:traces")
         command(client, "HSET", f"{partition.base}:traces", *next(iter(there.items())))
@@ -352,13 +354,13 @@ async def test_jobs_swept_before_a_lost_connection_are_returned(
     assert [term.owner for term in swept.terms] == [REAPER.id]
 
 
-async def test_a_sweep_that_is_cut_before_it_took_anything_says_so(partition: Partition, wire: Wire) -> None:
+async def test_a_sweep_that_is_cut_before_it_took_anything_raises(partition: Partition, wire: Wire) -> None:
     wire.cut_after = 0
     with pytest.raises(StorageUnavailableError):
         await partition.sweep(SweepRequest(REAPER))
 
 
-async def test_sweeps_that_never_get_to_their_end_are_no_gap(
+async def test_sweeps_that_never_reach_their_end_do_not_count_as_a_pause(
     partition: Partition, wire: Wire, clock: ManualClock
 ) -> None:
     bid = SweepRequest(REAPER)
@@ -371,7 +373,7 @@ async def test_sweeps_that_never_get_to_their_end_are_no_gap(
     for _ in range(6):
         await partition.sweep(bid)
         clock.advance(2)
-    # By now so many leases are to be taken that a call has time for nothing else.
+    # By now so many leases have expired that a call has time for nothing else.
     for _ in range(4):
         wire.cut_after = 1
         assert (await partition.sweep(bid)).more
@@ -381,5 +383,5 @@ async def test_sweeps_that_never_get_to_their_end_are_no_gap(
     [detail] = await partition.get([late.ref])
 
     assert detail is not None
-    # The grace of every day, not the longer one after nobody swept.
+    # The usual grace, not the longer one after a time without sweeps.
     assert detail.job.suspect_until == clock.now() + bid.grace

@@ -27,11 +27,11 @@ QUEUES = ("mail", "reports")
 STEPS = 90
 
 WEIGHTS = {"enqueue": 2, "exchange": 3, "renew": 1, "hand": 1, "wait": 1, "sweep": 1, "tune": 1, "reclaim": 1}
-"""How often each call is made, beside the others."""
+"""How often each call is made, relative to the others."""
 
 
 class Pair:
-    """A storage whose plain jobs go the short way, and one where all go the long way; the same is asked of both."""
+    """A storage whose plain jobs take the fast path, and one where all take the slow path; both get the same calls."""
 
     def __init__(self, short: str, long: str, clock: ManualClock, seed: int) -> None:
         self.addresses = short, long
@@ -42,22 +42,22 @@ class Pair:
         self._ids = 0
 
     async def open(self) -> None:
-        """Open both; of the queues of one something is said that changes nothing but the way."""
+        """Open both; the queues of one get a setting that changes nothing but the path."""
         for storage in self.storages:
             await storage.open()
         for queue in QUEUES:
             await self.storages[1].tune(Target("queue", queue), Settings(record=("collected",)))
 
     async def both(self, call: Callable[[RedisStorage], Any]) -> Any:
-        """Ask the same of both; return what they answer."""
+        """Send the same call to both; return their answers."""
         short, long = [await call(storage) for storage in self.storages]
 
-        # What is said of a queue is the one thing that differs between them.
+        # This setting of a queue is the only difference between them.
         assert short == long or isinstance(short, Settings)
         return short
 
     def new(self) -> NewJob:
-        """Return a job: as a rule a plain one, with now and then the id of one before."""
+        """Return a job: usually a plain one, sometimes the id of an earlier one."""
         dice = self.dice
         if dice.random() < 0.9 or self._ids == 0:
             self._ids += 1
@@ -73,7 +73,7 @@ class Pair:
                 {"fair_key": "tenant"},
                 {"heartbeat_timeout": 8 * SECOND},
             ]
-            # A line that is fair stays so for all of its queue, so that is rare.
+            # A fair queue stays fair for all its jobs, so that is rare.
             fields |= dice.choice(rare if dice.random() < 0.1 else rare[:3])
         fields["timeout"] = dice.choice((None, None, 12 * SECOND))
         fields["boost"] = dice.choice((0, 0, 60 * SECOND))
@@ -84,14 +84,14 @@ class Pair:
         return new_job(f"job-{number}", queue=dice.choice(QUEUES), task=task, **fields)
 
     def outcome(self) -> Outcome:
-        """Return how a run ended: as a rule well."""
+        """Return how a run ended: usually with success."""
         dice = self.dice
         others: tuple[Outcome, ...] = (Raised(ERROR), Snoozed(SECOND), Interrupted("shutdown"))
         well = Returned(b"r" * dice.choice((0, 4, 128, 129, 700)))
         return well if dice.random() < 0.8 else dice.choice(others)
 
     async def exchange(self) -> None:
-        """Settle some of what is held, some twice or for another, and claim more."""
+        """Settle some leases, some of them twice or for another owner, and claim more."""
         owner, dice = self.dice.choice((ALICE, BOB)), self.dice
         dice.shuffle(self.held)
         some, self.held = self.held[: (at := dice.randrange(8))], self.held[at:]
@@ -147,14 +147,14 @@ class Pair:
                 pass
 
     def compare(self) -> None:
-        """See that the keys of both hold the same, and that each is right by itself."""
+        """Check that the keys of both hold the same, and that each is consistent."""
         short, long = [self.dump(address) for address in self.addresses]
 
         assert short.keys() == long.keys()
         assert {name: held for name, held in short.items() if held != long[name]} == {}
 
     def dump(self, address: str) -> dict[str, Any]:
-        """Return all that a partition holds, but what was said of its queues."""
+        """Return all that a partition holds, except the settings of its queues."""
         base = read(address).bases[0]
         with client_of(address.partition("?")[0]) as client:
             assert inconsistencies(client, base) == []
@@ -169,7 +169,7 @@ class Pair:
         return held
 
     async def close(self) -> None:
-        """Let both go."""
+        """Close both."""
         for storage in self.storages:
             await storage.close()
 
@@ -208,7 +208,7 @@ async def make_pair(redis_urls: Callable[[], str]) -> AsyncIterator[Callable[[in
 
 
 @pytest.mark.parametrize("seed", range(6))
-async def test_the_short_way_leads_where_the_long_one_does(make_pair: Callable[[int], Pair], seed: int) -> None:
+async def test_the_fast_path_has_the_same_effects_as_the_slow_one(make_pair: Callable[[int], Pair], seed: int) -> None:
     pair = make_pair(seed)
     await pair.open()
     for step in range(STEPS):
@@ -217,7 +217,7 @@ async def test_the_short_way_leads_where_the_long_one_does(make_pair: Callable[[
             pair.compare()
 
 
-async def test_plain_jobs_do_go_the_short_way(redis_server: RedisServer, clock: ManualClock) -> None:
+async def test_plain_jobs_do_take_the_fast_path(redis_server: RedisServer, clock: ManualClock) -> None:
     storage = RedisStorage(read(redis_server.url), clock=clock)
     await storage.open()
     order = ClaimRequest(("mail",), 20)
@@ -236,11 +236,11 @@ async def test_plain_jobs_do_go_the_short_way(redis_server: RedisServer, clock: 
 
     assert len(sent) == 20
     assert enqueued < 20
-    # An event and a hint for each that ends; what else there is serves them all.
+    # An event and a notification for each that ends; all other commands serve all of them.
     assert exchanged < 4 * 20
 
 
 def calls_of(client: redis.Redis) -> int:
-    """Return how many commands were called by scripts since they were counted from none."""
+    """Return how many commands scripts have called since the counter was reset."""
     info: dict[str, dict[str, int]] = command(client, "INFO", "commandstats")
     return sum(stats["calls"] for name, stats in info.items() if name.partition("_")[2] not in ("evalsha", "info"))

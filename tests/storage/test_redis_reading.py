@@ -1,4 +1,4 @@
-"""What is read in several steps is what would be read in one: listings, details, surveys and the event log of Redis."""
+"""Reading in several steps gives the same as reading in one: listings, details, surveys and the event log of Redis."""
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -37,12 +37,12 @@ pytestmark = pytest.mark.redis
 QUEUES = tuple(f"q{number:03}" for number in range(150))
 BUSY = QUEUES[7]
 ENDED = START + 4 * SECOND
-"""When the second half of those that are over came to their end."""
+"""When the second half of the ended jobs ended."""
 
 
 @dataclass
 class World:
-    """A model and a Redis in which the same has happened."""
+    """A model and a Redis with the same history."""
 
     model: Model
     storage: RedisStorage
@@ -218,7 +218,7 @@ async def test_an_unreadable_event_is_shown_unchanged_and_blocks_no_other(
     assert isinstance(after, QueuePaused)
 
 
-async def test_a_log_that_someone_has_cut_about_is_read_to_its_end(redis_url: str) -> None:
+async def test_a_damaged_log_is_read_to_its_end(redis_url: str) -> None:
     storage = RedisStorage(read(redis_url))
     server, _, namespace = redis_url.partition("?")
     for number in range(9):
@@ -228,7 +228,7 @@ async def test_a_log_that_someone_has_cut_about_is_read_to_its_end(redis_url: st
         command(client, "XDEL", stream, "0-4", "0-9")
     whole = await storage.events()
     one_by_one = [(await storage.events(str(place), limit=1)).events for place in range(9)]
-    of_one = await storage.events(ref=Ref("q", "nobody"))
+    of_one = await storage.events(ref=Ref("q", "unknown"))
     await storage.close()
 
     assert [event.cursor for event in whole.events] == ["1", "2", "3", "5", "6", "7", "8"]

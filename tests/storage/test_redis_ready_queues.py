@@ -1,4 +1,4 @@
-"""What a claim over many queues costs on Redis: few more commands than over one, whatever the others hold."""
+"""The cost of a claim over many queues on Redis: few more commands than over one, for any content of the others."""
 
 from collections.abc import AsyncIterator, Sequence
 
@@ -29,11 +29,11 @@ pytestmark = pytest.mark.redis
 QUEUES = tuple(f"queue-{number}" for number in range(200))
 
 A_SEARCH = 17
-"""How many commands it takes at most to find the first of 200 queues that has anything: eight to find where it is among
-ever more of them, seven to halve that, and two for the rest."""
+"""The most commands that it takes to find the first of 200 queues that has a job: eight to find the range in growing
+steps, seven to halve that range, and two for the rest."""
 
 A_LOOK = 4
-"""How many commands one look spares that tells of few queues that nothing holds up their jobs."""
+"""How many commands one look saves that shows for a few queues that nothing delays their jobs."""
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ async def commands(
 
 
 @pytest.mark.parametrize("filled", [1, 2, 57, 128, 200])
-async def test_queues_without_any_jobs_cost_a_claim_no_more_than_to_be_passed(
+async def test_each_queue_without_jobs_costs_a_claim_one_cheap_check(
     redis_url: str, storage: Storage, filled: int
 ) -> None:
     await storage.enqueue([new_job(f"{number}", queue=QUEUES[filled - 1]) for number in range(20)])
@@ -90,7 +90,7 @@ async def test_queues_whose_jobs_are_not_due_cost_a_claim_nothing(
     alone = await commands(redis_url, storage, QUEUES[:1], room=2)
     among_all = await commands(redis_url, storage, QUEUES, room=2)
 
-    # None of them has anybody who waits for a rate, which takes as long to see as that nobody stands in line.
+    # None of them has a job that waits for a rate, which costs as much to see as an empty line.
     assert among_all <= alone + A_SEARCH
 
 
@@ -99,7 +99,7 @@ async def test_an_outdated_due_time_is_checked_once(redis_url: str, storage: Sto
     await storage.enqueue([new_job("late", queue=QUEUES[7], delay=9 * SECOND)])
     await storage.revise([DeleteJob(Ref(queue, "soon")) for queue in QUEUES[:100]])
     await storage.revise([CancelJob(Ref(queue, "soon")) for queue in QUEUES[100:]])
-    # Each claim looks into some of them, and takes those for right that are left.
+    # Each claim looks into some of them, and trusts the due times of the rest.
     looks = [await commands(redis_url, storage, QUEUES, room=2) for _ in range(4)]
     then = await commands(redis_url, storage, QUEUES, room=2)
 
@@ -131,9 +131,9 @@ async def test_outdated_due_times_make_next_due_early_and_never_late(
     await storage.enqueue([new_job("soon", queue=queue, delay=n + SECOND) for n, queue in enumerate(QUEUES)])
     await storage.enqueue([new_job("late", queue=QUEUES[170], delay=9 * SECOND)])
     await storage.revise([CancelJob(Ref(queue, "soon")) for queue in QUEUES[:199]])
-    told = [(await storage.exchange(ALICE, (), ClaimRequest(QUEUES, 2))).next_due for _ in range(6)]
+    next_dues = [(await storage.exchange(ALICE, (), ClaimRequest(QUEUES, 2))).next_due for _ in range(6)]
 
-    assert told == [SECOND + 50, SECOND + 100, SECOND + 150, *[SECOND + 199] * 3]
+    assert next_dues == [SECOND + 50, SECOND + 100, SECOND + 150, *[SECOND + 199] * 3]
 
 
 async def test_a_claim_that_promotes_jobs_does_not_return_them_as_next_due(

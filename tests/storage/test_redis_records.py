@@ -1,4 +1,4 @@
-"""What goes to a partition and comes back has every field of the core's records: none is left behind on the way."""
+"""Every field of the core's records is stored in a partition and read back: none is left out."""
 
 import re
 import struct
@@ -27,23 +27,23 @@ from tests.redis_records import COUNTED, FENCES, IN_HEAD, IN_RUN, RARE
 SPREAD = {"lease", "max_stalls", "start_grace", "renewed", "pinned", "on_expire"}
 """The stall terms, and what scripts must know of the policy, each a field of its own."""
 
-BESIDE = {"queue", "id", "payload", "result"}
-"""What a record's name says, and what is no field of it but a part."""
+STORED_APART = {"queue", "id", "payload", "result"}
+"""The record's name, and what is stored apart from it."""
 
 OWN = {"made", "run_fence", "run_end", "logged"}
-"""The number that the partition has made a job under, what is of its last run, and whether it has a log."""
+"""The partition's number of the job, what belongs to its last run, and whether it has a log."""
 
 
-def test_a_wish_has_every_field_of_a_new_job() -> None:
+def test_a_request_has_every_field_of_a_new_job() -> None:
     assert set(EncodedJob.__struct_fields__) - SPREAD == set(NewJob.__struct_fields__) - {"stall"}
 
 
-def test_a_kept_record_has_every_field_of_a_job() -> None:
+def test_a_stored_record_has_every_field_of_a_job() -> None:
     fixed, rare = set(FixedFields.__struct_fields__), set(RareFields.__struct_fields__)
 
     assert not fixed & rare
     assert not (fixed | rare) & set(PLACED) - {"owner"}
-    assert (fixed | rare | set(PLACED)) - SPREAD - OWN == set(JobRecord.__struct_fields__) - BESIDE - {"stall"}
+    assert (fixed | rare | set(PLACED)) - SPREAD - OWN == set(JobRecord.__struct_fields__) - STORED_APART - {"stall"}
 
 
 def test_external_readers_know_the_same_fields() -> None:
@@ -52,23 +52,23 @@ def test_external_readers_know_the_same_fields() -> None:
 
 
 def test_different_calls_of_one_task_are_each_encoded_correctly() -> None:
-    told = [
+    jobs = [
         NewJob(queue="q", id=f"{number}", task="t", payload=b"", priority=number % 2, headers={"n": f"{number % 3}"})
         for number in range(12)
     ]
-    read = [msgspec.msgpack.decode(encode_fixed(without_identity(job)) or b"", type=FixedFields) for job in told]
+    read = [msgspec.msgpack.decode(encode_fixed(without_identity(job)) or b"", type=FixedFields) for job in jobs]
 
-    assert [fixed.priority for fixed in read] == [job.priority for job in told]
+    assert [fixed.priority for fixed in read] == [job.priority for job in jobs]
     assert [fixed.headers for fixed in read] == [f'{{"n":"{number % 3}"}}' for number in range(12)]
 
 
 def test_a_record_stores_only_the_policy_fields_that_differ() -> None:
-    def told(retry: Retry) -> str | None:
+    def encoded_policy(retry: Retry) -> str | None:
         like = JobTemplate.of_task("t", TaskOptions(retry=retry), Timing(), Signature("t", lambda: None)).common
         return msgspec.msgpack.decode(encode_fixed(like) or b"", type=FixedFields).policy
 
-    assert told(Retry()) is None
-    assert told(Retry(max_attempts=5)) == '{"retry":{"max_attempts":5}}'
+    assert encoded_policy(Retry()) is None
+    assert encoded_policy(Retry(max_attempts=5)) == '{"retry":{"max_attempts":5}}'
 
 
 def test_jobs_that_differ_in_id_and_payload_only_are_sent_as_one_group() -> None:
@@ -92,7 +92,7 @@ def test_jobs_that_differ_in_id_and_payload_only_are_sent_as_one_group() -> None
     assert [blobs[place - 3] for place in (4, 5, 7, 9, 10, 11, 13)] == [b"%d" % number for number in range(1, 8)]
 
 
-def test_scripts_know_how_long_the_head_and_the_run_of_a_record_are() -> None:
+def test_scripts_know_the_length_of_the_head_and_the_run_of_a_record() -> None:
     form = (files("tenure.storage.redis") / "lua" / "parts" / "record_format.lua").read_text()
     layouts = re.findall(r"^RecordFormat\.(?:HEAD|RUN) = '(.+)'$", form, re.MULTILINE)
     [sizes] = re.findall(r"^RecordFormat\.HEAD_SIZE, RecordFormat\.RUN_SIZE = (\d+), (\d+)$", form, re.MULTILINE)

@@ -1,4 +1,4 @@
-"""`durability=replicated` where the server has WAITAOF: what is acknowledged lies on two disks."""
+"""`durability=replicated` on a server with WAITAOF: an acknowledged write is on two disks."""
 
 import asyncio
 import os
@@ -33,12 +33,12 @@ SAFE = {"appendonly": True, "appendfsync": "always"}
 """Every write is on disk before it is answered."""
 
 LAZY = {"appendonly": True, "appendfsync": "no"}
-"""Writes reach the disk when the kernel likes; the server never says that they have."""
+"""Writes reach the disk when the kernel decides; the server never confirms them."""
 
 
 @pytest.fixture
 async def replicated() -> AsyncIterator[Callable[[RedisServer], RedisStorage]]:
-    """Return what opens storages whose writes a replica has to confirm."""
+    """Return a function that opens storages whose writes a replica has to confirm."""
     opened: list[RedisStorage] = []
 
     def open_(server: RedisServer) -> RedisStorage:
@@ -54,7 +54,7 @@ Replicated = Callable[[RedisServer], RedisStorage]
 
 
 def follow(replica: RedisServer, server: RedisServer) -> None:
-    """Have a server follow another, and return when both know."""
+    """Make a server follow another, and return when both know."""
     replica.command("REPLICAOF", "127.0.0.1", server.port)
     until(lambda: replica.command("ROLE")[3] == b"connected", "the replica to have all")
     until(lambda: server.command("ROLE")[2], "the server to know of its replica")
@@ -114,7 +114,7 @@ async def test_acknowledged_writes_survive_a_kill_of_both_servers(
     for item in (server, replica):
         item.restart(kill=True)
 
-    # Nobody tells the replica to follow again: it is what somebody would promote.
+    # The replica gets no REPLICAOF: an operator would promote it.
     for survivor in (server, replica):
         assert await states(RedisStorage(read(survivor.url))) == expected | {"last": State.WAITING}
 
@@ -149,7 +149,7 @@ async def test_an_unconfirmed_write_raises_an_error_that_names_the_cause(
     ]
 
     assert remedy in str(caught.value)
-    assert (await record(storage, Ref("default", "job"))).state is State.WAITING  # as it says: it was made
+    assert (await record(storage, Ref("default", "job"))).state is State.WAITING  # as it says: the write took place
     assert len(findings) == 1, findings
     assert ("has no replica" if replica is None else lacking) in findings[0].message
 
@@ -208,7 +208,7 @@ async def test_a_server_without_a_file_is_confirmed_by_the_memory_of_replicas(
         await other.enqueue([new_job("on-disk")])
 
 
-async def test_the_doctor_says_that_a_replica_confirms(start_redis: StartRedis, replicated: Replicated) -> None:
+async def test_the_doctor_reports_that_a_replica_confirms(start_redis: StartRedis, replicated: Replicated) -> None:
     server, replica = start_redis(**SAFE), start_redis(**SAFE)
     follow(replica, server)
 

@@ -1,4 +1,4 @@
-"""What is said to a server, and what it says, as bytes: by hiredis and without it alike."""
+"""The bytes to and from a server: the same with hiredis and without."""
 
 from typing import cast
 
@@ -20,7 +20,7 @@ from tenure.storage.redis.resp import (
 )
 
 READERS = [reader, PythonReplyParser]
-"""Where hiredis is installed, as in these tests, the first is that."""
+"""With hiredis installed, as in these tests, the first reader is hiredis."""
 
 replies = st.recursive(
     st.none() | st.integers(-(2**63), 2**63 - 1) | st.binary(max_size=40),
@@ -74,16 +74,16 @@ def test_a_large_reply_in_pieces_is_read_with_the_reply_after_it(make: type[Pyth
 
 @pytest.mark.parametrize("make", READERS)
 def test_an_error_is_a_value_also_within_a_list(make: type[PythonReplyParser]) -> None:
-    class Told(RedisError):
+    class CustomError(RedisError):
         pass
 
-    by = make(Told)
+    by = make(CustomError)
     by.feed(b"-ERR no such thing\r\n*2\r\n:1\r\n-OOM full\r\n")
     first, second = by.gets(), cast("list[object]", by.gets())
 
-    assert isinstance(first, Told)
+    assert isinstance(first, CustomError)
     assert str(first) == "ERR no such thing"
-    assert [type(part) for part in second] == [int, Told]
+    assert [type(part) for part in second] == [int, CustomError]
 
 
 @pytest.mark.parametrize("raw", [b"HTTP/1.1 400 Bad Request\r\n", b"$four\r\nfour\r\n"])

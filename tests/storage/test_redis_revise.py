@@ -1,4 +1,4 @@
-"""The operator's hand on Redis at sizes that one call does not do for: what is left is done soon all the same."""
+"""Administrative calls on Redis that are too large for one script: the rest is done soon anyway."""
 
 from collections.abc import AsyncIterator
 
@@ -97,7 +97,7 @@ async def test_ticks_of_one_call_are_in_the_order_they_were_given(storage: Redis
     assert [lease.ref.id for lease in claimed] == names
 
 
-async def test_a_schedule_that_is_removed_leaves_nothing_behind_but_its_jobs(redis_server: RedisServer) -> None:
+async def test_a_removed_schedule_leaves_only_its_jobs_behind(redis_server: RedisServer) -> None:
     def keys() -> set[bytes]:
         return set(redis_server.command("KEYS", "*"))
 

@@ -1,4 +1,4 @@
-"""The scripts as joined from their parts: each part can be made in each verb, and uses no key of another partition."""
+"""The scripts as joined from their parts: each part can be loaded in each verb, and uses only its partition's keys."""
 
 import re
 import struct
@@ -28,7 +28,7 @@ GIVEN = {
     *("math", "string", "table", "unpack", "tonumber", "tostring", "type", "next", "pairs", "ipairs"),
     *("error", "pcall", "getmetatable", "setmetatable"),
 }
-"""What a server gives to a script, of that which ours use. It has no other globals: to look for one is an error."""
+"""The globals of Redis that our scripts use. It has no others: to read another one is an error."""
 
 GETGLOBAL, SETGLOBAL = 5, 7
 """Two operations of Lua 5.1, by their numbers."""
@@ -38,7 +38,7 @@ class Dump:
     """A compiled function of Lua 5.1, read from the bytes that `string.dump` makes of it."""
 
     def __init__(self, body: bytes) -> None:
-        # Its header: how long a size_t is, behind what says that this is Lua 5.1, and in which order its bytes are.
+        # Its header: the size of a size_t, after the marks of Lua 5.1 and of the byte order.
         assert body[:6] == b"\x1bLua\x51\x00"
         assert body[6:12] == b"\x01\x04\x08\x04\x08\x00"
         self._body, self._at = body, 12
@@ -65,7 +65,7 @@ class Dump:
                 return self._text()
 
     def globals(self) -> Iterator[tuple[str, bool]]:
-        """Yield the globals that the function names, and those in it; and of each whether it is written."""
+        """Yield the globals that the function and its inner functions name, and whether each is written."""
         self._text()
         self._at += 12
         code = [self._number("I") for _ in range(self._number("I"))]
@@ -85,10 +85,10 @@ class Dump:
 
 
 @pytest.mark.parametrize("name", VERBS)
-def test_every_part_of_a_script_is_made_when_it_is_asked_for_something(name: str, redis_url: str) -> None:
+def test_every_part_of_a_script_is_loaded_when_it_is_used(name: str, redis_url: str) -> None:
     text = verb(name).text
     parts = list(PART.finditer(text))
-    # What the verb itself does stands behind the first of them, or between them.
+    # The verb's own code is after the first of them, or between them.
     partition = text[: parts[0].start()] if parts else ""
     asks = "".join(f"local _ = {part[1]}.nothing\n" for part in parts)
     made = " ".join(f"and is_made({part[1]})" for part in parts)

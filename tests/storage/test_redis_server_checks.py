@@ -1,4 +1,4 @@
-"""What a server must be before jobs are trusted to it."""
+"""The checks of a server before jobs are stored on it."""
 
 import re
 from collections.abc import AsyncIterator, Callable
@@ -51,7 +51,7 @@ async def guarded() -> AsyncIterator[Guarded]:
         await connections.close()
 
 
-async def test_a_sound_server_is_admitted_without_a_word(
+async def test_a_healthy_server_is_accepted_without_a_warning(
     guarded: Guarded, start_redis: StartRedis, caplog: pytest.LogCaptureFixture
 ) -> None:
     await guarded(start_redis(**SOUND).url).admit()
@@ -68,7 +68,7 @@ async def test_a_server_that_evicts_is_refused_with_the_remedy(
     with pytest.raises(StorageError, match=f"maxmemory-policy {policy}.* CONFIG SET maxmemory-policy noeviction"):
         await guarded(server.url).admit()
 
-    # Known to be wrong is not unchecked.
+    # A setting known to be wrong does not count as unchecked.
     with pytest.raises(StorageError, match=policy):
         await guarded(f"{server.url}?allow_unchecked=1").admit()
 
@@ -93,7 +93,7 @@ async def test_a_server_without_a_command_that_scripts_need_is_refused(
 def test_the_required_commands_are_those_of_the_scripts() -> None:
     called = {name for verb_ in module.VERBS for name in re.findall(r"call\('([A-Z]+)'", verb(verb_).text)}
 
-    # Whether anybody listens may remain unknown: then all is told to all.
+    # Whether a listener exists may remain unknown: then every notification is published.
     assert (called - {"PUBSUB"}) | {"EVALSHA", "SCRIPT", "SSUBSCRIBE"} == set(module.NEEDED)
 
 
@@ -123,7 +123,7 @@ async def test_a_server_that_hides_everything_is_refused_unless_that_is_allowed(
 
 
 def without_channels(server: RedisServer) -> str:
-    """Return the URL of a user who was given all but the channels, which Redis gives to nobody by itself."""
+    """Return the URL of a user with all rights except on channels, which Redis does not grant by default."""
     server.command("ACL", "SETUSER", "app", "on", ">secret", "~*", "+@all")
     return server.url.replace("//", "//app:secret@")
 
@@ -158,7 +158,7 @@ async def test_each_node_of_a_cluster_must_allow_notifications(guarded: Guarded,
     assert {finding.remedy for finding in found if finding.level == "warning" and "&{tenure:*" in finding.remedy}
 
 
-async def test_a_notice_that_may_not_be_published_fails_no_verb(start_redis: StartRedis) -> None:
+async def test_a_notification_that_may_not_be_published_fails_no_verb(start_redis: StartRedis) -> None:
     storage = locate(without_channels(start_redis(**SOUND)))
     try:
         await enqueue(storage, new_job("job"))
@@ -214,14 +214,14 @@ async def test_a_server_that_requires_a_password_is_reported_as_such(guarded: Gu
     server = start_redis(**SOUND)
     server.command("CONFIG", "SET", "requirepass", "secret")
 
-    for guest in ("", ":wrong@", "nobody:secret@"):
+    for guest in ("", ":wrong@", "unknown:secret@"):
         with pytest.raises(StorageError, match="put the right user and password into the URL") as caught:
             await guarded(server.url.replace("//", f"//{guest}")).admit()
         assert "allow_unchecked" not in str(caught.value)
         assert not isinstance(caught.value, StorageUnavailableError)
 
 
-async def test_a_cluster_or_sentinels_that_want_a_password_say_so(
+async def test_a_cluster_or_sentinels_that_require_a_password_are_reported(
     guarded: Guarded, redis_cluster: RedisCluster, redis_sentinels: RedisSentinels
 ) -> None:
     for node in redis_cluster.masters:
@@ -231,40 +231,40 @@ async def test_a_cluster_or_sentinels_that_want_a_password_say_so(
     with pytest.raises(StorageError, match="put the right user and password into the URL"):
         await guarded(redis_cluster.url.replace("//", "//app:wrong@")).admit()
     with pytest.raises(StorageUnavailableError, match=r"put sentinel_password=\.\.\. into the URL"):
-        await guarded(f"redis+sentinel://{sentinel}/main?sentinel_password=wrong&sentinel_username=nobody").admit()
+        await guarded(f"redis+sentinel://{sentinel}/main?sentinel_password=wrong&sentinel_username=unknown").admit()
 
 
-TOLD = ServerFacts(
+FACTS = ServerFacts(
     ServerAddress("db", 6379),
     {"redis_version": "7.0.15", "redis_mode": "standalone", "role": "master", "maxmemory_policy": "noeviction"},
     {},
 )
 
 
-def told(**info: str) -> ServerFacts:
-    return replace(TOLD, info={**(TOLD.info or {}), **info})
+def facts(**info: str) -> ServerFacts:
+    return replace(FACTS, info={**(FACTS.info or {}), **info})
 
 
 def as_valkey(**info: str) -> ServerFacts:
-    """Return one that tells as Valkey does: there the mode has another name."""
-    known = {name: value for name, value in (TOLD.info or {}).items() if name != "redis_mode"}
+    """Return the facts of a Valkey, where the mode has another name."""
+    known = {name: value for name, value in (FACTS.info or {}).items() if name != "redis_mode"}
     is_ = {"server_name": "valkey", "valkey_version": "9.1.2", "redis_version": "7.2.4", "server_mode": "standalone"}
-    return replace(TOLD, info={**known, **is_, **info})
+    return replace(FACTS, info={**known, **is_, **info})
 
 
 @pytest.mark.parametrize(
     ("server", "refused"),
     [
-        (told(), None),
-        (told(redis_version="255.255.255"), None),
-        (told(redis_version="6.2.14"), "is Redis 6.2.14; Tenure needs Redis 7.0"),
+        (facts(), None),
+        (facts(redis_version="255.255.255"), None),
+        (facts(redis_version="6.2.14"), "is Redis 6.2.14; Tenure needs Redis 7.0"),
         (as_valkey(), None),
-        (told(server_name="valkey", valkey_version="7.2.4", redis_version="7.2.4"), None),
+        (facts(server_name="valkey", valkey_version="7.2.4", redis_version="7.2.4"), None),
         (as_valkey(valkey_version="7.0.1", redis_version="7.0.1"), "is Valkey 7.0.1"),
-        (told(maxmemory_policy="volatile-lru"), "volatile-lru"),
-        (replace(TOLD, info={k: v for k, v in (TOLD.info or {}).items() if k != "maxmemory_policy"}), "hides what"),
-        (told(redis_mode="sentinel"), r"is a Sentinel; use redis\+sentinel://db:6379/NAME"),
-        (told(redis_mode="cluster"), r"belongs to a Cluster; use redis\+cluster://db:6379"),
+        (facts(maxmemory_policy="volatile-lru"), "volatile-lru"),
+        (replace(FACTS, info={k: v for k, v in (FACTS.info or {}).items() if k != "maxmemory_policy"}), "hides what"),
+        (facts(redis_mode="sentinel"), r"is a Sentinel; use redis\+sentinel://db:6379/NAME"),
+        (facts(redis_mode="cluster"), r"belongs to a Cluster; use redis\+cluster://db:6379"),
         (as_valkey(server_mode="sentinel"), r"is a Sentinel; use redis\+sentinel://db:6379/NAME"),
         (as_valkey(server_mode="cluster"), r"belongs to a Cluster; use redis\+cluster://db:6379"),
     ],
@@ -292,7 +292,7 @@ async def test_a_url_for_another_kind_of_server_is_refused_with_the_right_url(
         await guarded(redis_server.url.replace("://", "+cluster://")).admit()
 
 
-async def test_a_server_that_keeps_nothing_on_disk_is_warned_of_once(
+async def test_a_server_that_keeps_nothing_on_disk_causes_one_warning(
     guarded: Guarded, start_redis: StartRedis, caplog: pytest.LogCaptureFixture
 ) -> None:
     guard = guarded(start_redis().url)
@@ -321,7 +321,7 @@ async def test_nodes_that_keep_nothing_are_named_in_one_line(
     assert all(node.address in warned for node in redis_cluster.masters)
 
 
-async def test_a_server_without_the_replica_that_shall_confirm_is_warned_of_once(
+async def test_a_server_without_its_confirming_replica_causes_one_warning(
     guarded: Guarded, start_redis: StartRedis, caplog: pytest.LogCaptureFixture
 ) -> None:
     guard = guarded(f"{start_redis(**SOUND).url}?durability=replicated")
@@ -379,7 +379,7 @@ async def test_a_sweep_reports_a_server_that_has_become_unsafe(
     await storage.close()
 
 
-async def test_a_look_at_a_server_that_is_away_finds_nothing(guarded: Guarded, redis_server: RedisServer) -> None:
+async def test_a_check_of_an_unavailable_server_finds_nothing(guarded: Guarded, redis_server: RedisServer) -> None:
     guard = guarded(redis_server.url)
     redis_server.stop()
 
@@ -390,7 +390,9 @@ def levels(findings: list[Finding]) -> dict[str, str]:
     return {finding.subject: finding.level for finding in findings}
 
 
-async def test_a_sound_server_has_no_finding_that_endangers_anything(guarded: Guarded, start_redis: StartRedis) -> None:
+async def test_a_healthy_server_has_no_finding_that_endangers_anything(
+    guarded: Guarded, start_redis: StartRedis
+) -> None:
     findings = await guarded(start_redis(**SOUND, maxmemory="100mb").url).examine()
 
     subjects = ("server", "persistence", "replication", "memory", "scripts", "notifications")
@@ -426,7 +428,7 @@ async def test_each_setting_that_endangers_jobs_is_a_finding_with_its_remedy(
     assert level == "ok" or finding.remedy or subject == "server"
 
 
-async def test_each_node_of_a_cluster_is_looked_at(guarded: Guarded, cluster_url: str) -> None:
+async def test_each_node_of_a_cluster_is_examined(guarded: Guarded, cluster_url: str) -> None:
     guard = guarded(cluster_url)
 
     await guard.admit()
@@ -463,7 +465,7 @@ async def test_an_unreachable_node_is_a_finding_and_does_not_block_the_others(
         await guard.admit()
 
 
-async def test_behind_sentinels_the_master_is_looked_at(guarded: Guarded, redis_sentinels: RedisSentinels) -> None:
+async def test_behind_sentinels_the_master_is_examined(guarded: Guarded, redis_sentinels: RedisSentinels) -> None:
     guard = guarded(redis_sentinels.url)
 
     await guard.admit()

@@ -1,4 +1,4 @@
-"""Skips of idle partitions of a Cluster: when they begin and end, and what they may delay if a hint is lost."""
+"""Skips of idle partitions of a Cluster: when they begin and end, and their cost if a notification is lost."""
 
 from collections.abc import AsyncIterator, Callable
 from random import Random
@@ -92,7 +92,7 @@ async def seconds_of_term(partition: Partition) -> float:
     return refused.retry_in / SECOND
 
 
-async def told(partition: Partition, *kinds: type[AnyEvent]) -> list[AnyEvent]:
+async def recorded_events(partition: Partition, *kinds: type[AnyEvent]) -> list[AnyEvent]:
     return [event for event in (await partition.events(limit=10_000)).events if isinstance(event, kinds)]
 
 
@@ -110,7 +110,7 @@ async def test_a_partition_without_work_is_skipped_and_its_term_lasts_as_long(
 
     assert (await partition.sweep(bid(DEPUTY))).retry_in == TERM
     assert await skip(partition, bid()) == SKIP
-    assert len(await told(partition, LeadershipAcquired, LeadershipLost)) == 1
+    assert len(await recorded_events(partition, LeadershipAcquired, LeadershipLost)) == 1
 
 
 async def test_a_request_without_max_skip_gets_no_skip(partition: Partition) -> None:
@@ -136,7 +136,7 @@ async def test_leases_suspects_and_parked_jobs_prevent_a_skip(partition: Partiti
     await partition.exchange(ALICE, [settled(other)])
 
     assert await skip(partition, bid()) == SKIP
-    assert len(await told(partition, JobSuspected)) == 1
+    assert len(await recorded_events(partition, JobSuspected)) == 1
 
 
 async def test_a_skip_ends_when_the_first_job_or_tick_falls_due(partition: Partition, clock: ManualClock) -> None:
@@ -209,7 +209,7 @@ async def test_a_skip_does_not_count_as_a_pause_until_a_change_ends_it(
 
 
 class Sweeper(Struct):
-    """A reaper that gets no hints: it sweeps when a skip, its interval or another's term is over."""
+    """A reaper without notifications: it sweeps when a skip, its interval or another's term has ended."""
 
     owner: Owner
     comes_at: int
@@ -265,7 +265,7 @@ async def test_a_lease_of_a_skip_is_reclaimed_in_time_without_notifications(
 
 
 @pytest.mark.parametrize("lease", [LEASE, 15 * SECOND, 9 * SECOND])
-async def test_no_live_holder_loses_its_job_if_all_hosts_stand_still_in_a_skip(
+async def test_no_live_holder_loses_its_job_if_all_hosts_freeze_in_a_skip(
     make_partition: MakePartition, clock: ManualClock, lease: int
 ) -> None:
     for seed in range(40):
@@ -277,7 +277,7 @@ async def test_no_live_holder_loses_its_job_if_all_hosts_stand_still_in_a_skip(
         ends_at = clock.now() + skipped
         clock.advance(rng.uniform(0, skipped / SECOND))
         held = await claim(partition)
-        # All hosts stand still. Then the reaper sweeps first, in time or late, and each holder renews at its own time.
+        # All hosts freeze. Then the reaper sweeps first, in time or late, and each holder renews at its own time.
         clock.advance(rng.uniform(0, 40))
         clock.advance(max(0, ends_at - clock.now()) / SECOND)
         beats_at, sweeps_at = clock.now() + round(rng.random() * lease / 4), clock.now()

@@ -1,4 +1,4 @@
-"""Notices from Redis: hints that may come late and twice, but are not lost between two subscriptions."""
+"""Notifications from Redis: they may come late and twice, but are not lost between two subscriptions."""
 
 import asyncio
 import logging
@@ -23,7 +23,7 @@ from tests.servers import RedisServer
 from tests.storage.forks import forked
 
 LONG = 20
-"""Seconds; only what is broken takes so long."""
+"""Seconds; only a fault takes this long."""
 
 BASE = "{tenure}"
 
@@ -51,7 +51,7 @@ async def woken(listener: Listener) -> None:
 
 
 async def asleep(listener: Listener) -> bool:
-    """Return whether a listener has no hint at hand."""
+    """Return whether a listener has no pending notification."""
     try:
         async with asyncio.timeout(0.05):
             await anext(listener)
@@ -77,7 +77,7 @@ def dict_of(pairs: list[object]) -> dict[object, int]:
 
 
 def lines(server: RedisServer) -> int:
-    """How many connections have subscriptions."""
+    """Return how many connections have subscriptions."""
     clients: bytes = server.command("CLIENT", "LIST")
     return sum(b" ssub=0 " not in client for client in clients.splitlines())
 
@@ -91,7 +91,7 @@ async def test_a_notification_wakes_only_listeners_of_its_topic(
 ) -> None:
     subscriptions = make_subscriptions(redis_server.url)
     mail, news = subscriptions.listen(["queue:mail", "owner:1"]), subscriptions.listen(["queue:news"])
-    # Whatever came before their subscriptions nobody heard, so each is told once.
+    # Earlier notifications were lost, so each listener is woken once when its subscription begins.
     await asyncio.gather(woken(mail), woken(news))
     await subscribed(redis_server, "queue:mail", "owner:1", "queue:news")
     await asleep(mail)
@@ -107,7 +107,7 @@ async def test_a_notification_wakes_only_listeners_of_its_topic(
     assert await asleep(mail)
 
 
-async def test_a_hint_between_listening_and_the_subscription_is_not_lost(
+async def test_a_notification_before_the_subscription_begins_is_not_lost(
     make_subscriptions: Hear, redis_server: RedisServer
 ) -> None:
     listener = make_subscriptions(redis_server.url).listen(["queue:mail"])
@@ -147,7 +147,7 @@ async def test_listeners_share_one_connection_and_one_subscription_per_topic(
 
     for listener in listeners[:2]:
         listener.close()
-    # What leaves goes before what comes: by then the server would have been told.
+    # Unsubscriptions are sent before subscriptions: by then the server would have got them.
     subscriptions.listen(["queue:late"])
     await subscribed(redis_server, "queue:late")
 
@@ -211,7 +211,7 @@ async def test_a_server_that_returns_is_subscribed_again_with_one_warning(
     listener = make_subscriptions(redis_server.url).listen(["queue:mail"])
     await until(lambda: bool(caplog.records))
 
-    for _ in range(6):  # tries enough
+    for _ in range(6):  # enough attempts
         assert await asleep(listener)
     assert [record.levelname for record in caplog.records] == ["WARNING"]
 
@@ -224,7 +224,7 @@ async def test_a_server_that_returns_is_subscribed_again_with_one_warning(
     await woken(listener)
 
 
-async def test_an_idle_line_is_tried_and_kept_while_the_server_answers(
+async def test_an_idle_connection_is_pinged_and_kept_while_the_server_answers(
     make_subscriptions: Hear,
     redis_server: RedisServer,
     monkeypatch: pytest.MonkeyPatch,
@@ -246,7 +246,7 @@ async def test_an_idle_line_is_tried_and_kept_while_the_server_answers(
     assert caplog.records == []
 
 
-async def test_a_server_that_says_nothing_any_more_is_given_up_and_found_again(
+async def test_a_server_that_stops_answering_is_given_up_and_used_again_later(
     make_subscriptions: Hear,
     redis_server: RedisServer,
     monkeypatch: pytest.MonkeyPatch,
@@ -265,7 +265,7 @@ async def test_a_server_that_says_nothing_any_more_is_given_up_and_found_again(
     await woken(listener)
 
 
-async def test_when_a_call_goes_unanswered_the_line_is_tried_at_once(
+async def test_when_a_call_goes_unanswered_the_connection_is_pinged_at_once(
     redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "SILENT", 0.2)
@@ -292,7 +292,7 @@ async def test_when_a_call_goes_unanswered_the_line_is_tried_at_once(
         await connections.close()
 
 
-async def test_a_line_that_is_silenced_without_a_reset_is_found_out_within_15_s(
+async def test_a_connection_silenced_without_a_reset_is_detected_within_15_s(
     make_subscriptions: Hear, redis_server: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     with Proxy(redis_server.port) as proxy:
@@ -303,14 +303,14 @@ async def test_a_line_that_is_silenced_without_a_reset_is_found_out_within_15_s(
         proxy.abandon()
         began = time.monotonic()
 
-        # It is told when another line is laid: what was hinted at in between it could not hear.
+        # It is woken when the next connection is open, because it may have missed notifications in between.
         await woken(listener)
 
         assert time.monotonic() - began < 15
         assert "has not answered" in caplog.text
 
 
-async def test_an_idle_line_costs_nothing_but_a_ping_now_and_then(
+async def test_an_idle_connection_costs_only_a_ping_at_intervals(
     make_subscriptions: Hear, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "PING_EVERY", 0.2)
@@ -369,7 +369,7 @@ async def test_each_event_loop_has_its_own_subscription_and_closes_it(
 ) -> None:
     subscriptions = make_subscriptions(redis_server.url)
     here = subscriptions.listen(["queue:mail"])
-    listening, told = threading.Event(), threading.Event()
+    listening, notified = threading.Event(), threading.Event()
 
     async def elsewhere() -> None:
         listener = subscriptions.listen(["queue:mail"])
@@ -378,7 +378,7 @@ async def test_each_event_loop_has_its_own_subscription_and_closes_it(
         await asleep(listener)
         listening.set()
         await woken(listener)
-        told.set()
+        notified.set()
 
     thread = threading.Thread(target=lambda: asyncio.run(elsewhere()))
     thread.start()
@@ -387,7 +387,7 @@ async def test_each_event_loop_has_its_own_subscription_and_closes_it(
     publish(redis_server, "queue:mail")
     await asyncio.to_thread(thread.join, LONG)
 
-    assert told.is_set()
+    assert notified.is_set()
     await woken(here)
     await until(lambda: lines(redis_server) == 1)
 

@@ -1,4 +1,4 @@
-"""What sweeps of a Redis keep in order: indexes that somebody broke, chores that fail, what comes round in turns."""
+"""What sweeps of a Redis maintain: damaged indexes, steps that fail, and work that is done in turns."""
 
 from collections.abc import AsyncIterator, Callable
 from itertools import pairwise
@@ -52,11 +52,11 @@ pytestmark = pytest.mark.redis
 
 DAY = 86_400
 ROUND = 60
-"""Sweeps in which the audit surely has come round over the few indexes of a test."""
+"""Sweeps after which the audit has surely checked the few indexes of a test."""
 
 
 class RedisPartition(NamedTuple):
-    """A storage, and the keys that it lies in."""
+    """A storage, and its keys."""
 
     storage: RedisStorage
     client: Any
@@ -107,7 +107,10 @@ BROKEN: dict[str, tuple[Callable[[RedisPartition], object], str]] = {
         lambda partition: partition.client.zadd(partition.key("delayed", QUEUE), {"job": 1}),
         "in delayed:default",
     ),
-    "leased by nobody": (lambda partition: partition.client.zadd(partition.key("leases"), {REF: 1}), "in leases"),
+    "leased without an owner": (
+        lambda partition: partition.client.zadd(partition.key("leases"), {REF: 1}),
+        "in leases",
+    ),
 }
 
 
@@ -124,20 +127,20 @@ async def test_damage_to_a_waiting_job_is_repaired_and_recorded(partition: Redis
     assert [lease.ref.id for lease in await claim(partition.storage)] == ["job"]
 
 
-async def test_an_entry_without_a_record_is_taken_out(partition: RedisPartition) -> None:
+async def test_an_entry_without_a_record_is_removed(partition: RedisPartition) -> None:
     await enqueue(partition.storage, new_job())
-    partition.client.zadd(partition.key("ready", QUEUE), {"nobody": 1})
+    partition.client.zadd(partition.key("ready", QUEUE), {"missing": 1})
     for _ in range(ROUND):
         await partition.storage.sweep(bid())
     repaired = await events_of(partition.storage, JobRepaired)
 
     assert [(event.id, event.found, event.repair) for event in repaired] == [
-        ("nobody", "in ready:default without a record", "taken out")
+        ("missing", "in ready:default without a record", "taken out")
     ]
     assert partition.client.zrange(partition.key("ready", QUEUE), 0, -1) == [b"job"]
 
 
-async def test_a_run_that_no_lease_is_kept_of_is_found_and_given_to_another(
+async def test_a_run_without_a_stored_lease_is_found_and_given_to_another(
     partition: RedisPartition, clock: ManualClock
 ) -> None:
     lease = await start(partition.storage)
@@ -155,7 +158,7 @@ async def test_a_run_that_no_lease_is_kept_of_is_found_and_given_to_another(
 async def test_a_slot_whose_holder_is_gone_is_free_again(partition: RedisPartition) -> None:
     one = (Key("one"),)
     await enqueue(partition.storage, new_job(keys=one))
-    partition.client.zadd(partition.key("slots", QUEUE, "one"), {"nobody": 1})
+    partition.client.zadd(partition.key("slots", QUEUE, "one"), {"missing": 1})
 
     assert await claim(partition.storage) == []
 
@@ -163,7 +166,7 @@ async def test_a_slot_whose_holder_is_gone_is_free_again(partition: RedisPartiti
         await partition.storage.sweep(bid())
 
     assert [lease.ref.id for lease in await claim(partition.storage)] == ["job"]
-    assert [event.id for event in await events_of(partition.storage, JobRepaired)] == ["nobody"]
+    assert [event.id for event in await events_of(partition.storage, JobRepaired)] == ["missing"]
 
 
 async def test_a_parked_job_that_is_missing_in_the_index_is_released(partition: RedisPartition) -> None:
@@ -182,12 +185,12 @@ async def test_a_parked_job_that_is_missing_in_the_index_is_released(partition: 
     assert [lease.ref.id for lease in await claim(partition.storage)] == ["job"]
 
 
-async def test_a_dead_entry_holds_up_no_chore(partition: RedisPartition, clock: ManualClock) -> None:
+async def test_a_dead_entry_delays_no_step(partition: RedisPartition, clock: ManualClock) -> None:
     await start(partition.storage, new_job("silent"))
     await enqueue(partition.storage, new_job("aged", ttl=SECOND), new_job("later", delay=SECOND))
     for kind in ("aging", "leases", "suspects", "kept", "redrives"):
-        partition.client.zadd(partition.key(kind), {f"{QUEUE}\0nobody": 1})
-    partition.client.zadd(partition.key("delayed", QUEUE), {"nobody": 1})
+        partition.client.zadd(partition.key(kind), {f"{QUEUE}\0missing": 1})
+    partition.client.zadd(partition.key("delayed", QUEUE), {"missing": 1})
     clock.advance(21)
     swept = await partition.storage.sweep(bid())
 
@@ -195,10 +198,10 @@ async def test_a_dead_entry_holds_up_no_chore(partition: RedisPartition, clock: 
     assert (await record(partition.storage, Ref(QUEUE, "aged"))).state is State.EXPIRED
     assert (await record(partition.storage, Ref(QUEUE, "later"))).state is State.WAITING
     assert (await record(partition.storage, Ref(QUEUE, "silent"))).suspect_until is not None
-    assert {event.id for event in await events_of(partition.storage, JobRepaired)} == {"nobody"}
+    assert {event.id for event in await events_of(partition.storage, JobRepaired)} == {"missing"}
 
 
-# ── chores that fail ──────────────────────────────────────────────────────────────────────────────────────────────────
+# ── steps that fail ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 POISON = {
     "reclaim": ("suspects", ["reclaimed", "suspected"]),
@@ -208,13 +211,13 @@ POISON = {
     "redrive": ("redrives", ["redriven"]),
     "trim": ("kept", ["trimmed"]),
 }
-"""The index that keeps a chore from being done, and what is not done then; who is suspected goes to the suspects."""
+"""The index that prevents a step, and what is not done then; a suspected job goes to the suspects."""
 
 
 @pytest.mark.statement(36)
-@pytest.mark.parametrize("chore", [None, *POISON])
-async def test_a_turn_does_all_but_the_chore_that_fails(
-    partition: RedisPartition, clock: ManualClock, chore: str | None
+@pytest.mark.parametrize("step", [None, *POISON])
+async def test_a_turn_does_all_but_the_step_that_fails(
+    partition: RedisPartition, clock: ManualClock, step: str | None
 ) -> None:
     storage = partition.storage
     again = Policy(retry=Backoff(max_attempts=1), redrive=Redriving(3600 * SECOND))
@@ -231,23 +234,25 @@ async def test_a_turn_does_all_but_the_chore_that_fails(
     await storage.tune(halted, Settings(paused=False))
     await enqueue(storage, new_job("aged", ttl=SECOND), new_job("later", delay=SECOND))
     await start(storage, new_job("stalls", queue="other"))
-    if chore is not None:
-        partition.client.set(partition.key(POISON[chore][0]), "poison")
+    if step is not None:
+        partition.client.set(partition.key(POISON[step][0]), "poison")
     clock.advance(8 * DAY)
     swept = await storage.sweep(SweepRequest(BOB, term=None))
-    told = {trouble.partition(":")[0] for trouble in swept.troubles}
+    failed_steps = {failure.partition(":")[0] for failure in swept.troubles}
 
-    # What a chore hands on to the index that is poisoned is in trouble, too, but it stands where the chore has got to.
-    assert [name for name, did in swept.did.items() if not did] == ([] if chore is None else POISON[chore][1])
-    assert chore is None or chore in told
-    assert all("WRONGTYPE" in trouble and "\n" not in trouble for trouble in swept.troubles)
-    assert silent.ref in [stalled.lease.ref for stalled in swept.stalled] or chore == "reclaim"
-
-
-# ── what is bounded comes round ───────────────────────────────────────────────────────────────────────────────────────
+    # A step that moves entries to the damaged index fails, too, but keeps its own position.
+    assert [name for name, did in swept.did.items() if not did] == ([] if step is None else POISON[step][1])
+    assert step is None or step in failed_steps
+    assert all("WRONGTYPE" in failure and "\n" not in failure for failure in swept.troubles)
+    assert silent.ref in [stalled.lease.ref for stalled in swept.stalled] or step == "reclaim"
 
 
-async def test_more_queues_than_one_sweep_looks_at_come_round(partition: RedisPartition, clock: ManualClock) -> None:
+# ── bounded work continues in the next sweep ──────────────────────────────────────────────────────────────────────────
+
+
+async def test_more_queues_than_one_sweep_looks_at_have_their_turns(
+    partition: RedisPartition, clock: ManualClock
+) -> None:
     queues = [f"q-{number:03}" for number in range(450)]
     await enqueue(partition.storage, *(new_job(queue=queue) for queue in queues))
     await partition.storage.revise([CancelJob(Ref(queue, "job")) for queue in queues])
@@ -262,7 +267,7 @@ async def test_queues_that_a_sweep_could_not_trim_come_first_in_the_next(
     partition: RedisPartition, clock: ManualClock
 ) -> None:
     worn = [Ref(QUEUE, f"job-{number:03}") for number in range(TRIM_LIMIT + 50)] + [Ref("second", "job")]
-    # More than one sweep looks at: what it passes over has to wait until all the others have come round.
+    # More than one sweep looks at: what it passes over has to wait until all the others had their turn.
     queues = [f"q-{number:03}" for number in range(250)]
     await enqueue(partition.storage, *(new_job(ref.id, queue=ref.queue) for ref in worn))
     await enqueue(partition.storage, *(new_job(queue=queue) for queue in queues))
@@ -270,12 +275,12 @@ async def test_queues_that_a_sweep_could_not_trim_come_first_in_the_next(
     clock.advance(8 * DAY)
     trimmed = [(await partition.storage.sweep(bid())).did["trimmed"] for _ in range(4)]
 
-    # The full queue has had its turn, and gets another when the others have had theirs.
+    # The full queue has had its turn, and gets another after the others.
     assert trimmed[:2] == [TRIM_LIMIT, 1]
     assert sum(trimmed) == len(worn)
 
 
-async def test_a_queue_that_is_set_something_is_not_forgotten(partition: RedisPartition, clock: ManualClock) -> None:
+async def test_a_queue_that_gets_a_setting_is_not_forgotten(partition: RedisPartition, clock: ManualClock) -> None:
     await enqueue(partition.storage, new_job(), new_job(queue="mail"))
     await partition.storage.tune(Target("queue", QUEUE), Settings(paused=True))
     await partition.storage.revise([CancelJob(new_job().ref), DeleteJob(new_job().ref), DeleteJob(Ref("mail", "job"))])
@@ -317,7 +322,7 @@ async def test_leases_from_before_the_clock_was_set_back_are_all_found(
             await beat(partition.storage, ALICE, leases[start_at : start_at + 500])
             await beat(partition.storage, ALICE, leases[start_at : start_at + 500])
     clock.step_wall(-3600)
-    # These are sound, and stand in front of the others.
+    # These are correct, and come before the others.
     await start(partition.storage, new_job("sound"))
     suspected = 0
     while (swept := await partition.storage.sweep(bid())).more:
@@ -341,14 +346,14 @@ async def test_suspicions_from_before_the_clock_was_set_back_all_end_soon(
     assert partition.client.zcard(partition.key("suspects")) == count
 
     clock.step_wall(-3600)
-    # A sweep has so much time for each chore, and goes on there in the next one.
+    # A sweep has a time limit for each step, and continues there in the next one.
     for _ in range(2):
         await partition.storage.sweep(bid())
 
     assert partition.client.zcount(partition.key("suspects"), "-inf", clock.now() + 10 * SECOND) == count
 
 
-# ── what a beat leaves beside the record ──────────────────────────────────────────────────────────────────────────────
+# ── what a beat stores apart from the record ──────────────────────────────────────────────────────────────────────────
 
 
 async def test_data_that_beats_store_apart_from_the_record_ends_with_the_run(
@@ -388,7 +393,7 @@ async def test_keys_with_a_raised_limit_fill_step_by_step_with_others_waiting(pa
         await enqueue(partition.storage, *(new_job(f"{name}-{number}", keys=(Key(name, 1),)) for number in range(71)))
     assert len(await claim(partition.storage, room=3)) == 3
     while (await partition.storage.exchange(ALICE, order=ClaimRequest((QUEUE,), 1))).left:
-        pass  # whoever finds a key taken is parked under it
+        pass  # a job that finds its key taken is parked under it
 
     async def parked() -> int:
         return (await partition.storage.survey((QUEUE,))).queues[0].parked
@@ -397,7 +402,7 @@ async def test_keys_with_a_raised_limit_fill_step_by_step_with_others_waiting(pa
 
     await enqueue(partition.storage, *(new_job(f"{name}-more", keys=(Key(name, 500),)) for name in names))
 
-    # One call lets in no more than others do: a server has nothing else to do meanwhile.
+    # One call releases no more than others do: a server does nothing else meanwhile.
     assert await parked() == 210 - PROMOTE_LIMIT
 
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""Callers that share a trip, on a real server: it does less for the same jobs, and what it refuses all are told."""
+"""Callers that share a call, on a real server: it does less work for the same jobs, and each gets its refusal."""
 
 import asyncio
 
@@ -23,7 +23,7 @@ async def test_concurrent_callers_share_calls_without_lost_or_doubled_jobs(redis
         before = calls(redis_server)
         made = await asyncio.gather(*(caller(place) for place in range(CALLERS)))
 
-        # One for the first who came, then as many as each of them makes, and one more for who was the first.
+        # One for the first caller, then as many as each of them makes, and one more for the first caller again.
         assert calls(redis_server) - before <= EACH + 2
         jobs = [job for some in made for job in some]
         assert all(job.created for job in jobs)
@@ -60,5 +60,5 @@ async def test_a_full_server_raises_for_each_caller_with_its_own_job_id(redis_se
 
 
 def calls(server: RedisServer) -> int:
-    """How many scripts it was told to run so far."""
+    """Return how many scripts it has run so far."""
     return int(server.command("INFO", "commandstats")["cmdstat_evalsha"]["calls"])

@@ -1,4 +1,4 @@
-"""Garbage in any field of a job's record on Redis: the job is set aside, and everything beside it goes on."""
+"""Garbage in any field of a job's record on Redis: the job is set aside, and all other jobs continue."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from functools import partial

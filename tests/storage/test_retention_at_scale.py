@@ -31,14 +31,14 @@ async def completed(storage: Storage, first: int, jobs: int) -> None:
 
 
 async def stays_as_large(storage: Storage, size: Callable[[], Awaitable[int]]) -> None:
-    """Complete jobs without a sweep, and see that counts and size stay as they were after the first half."""
+    """Complete jobs without a sweep, and check that counts and size stay as they were after the first half."""
     keep = RetentionRules(completed=KeepRule(3600 * SECOND, KEPT))
     await storage.tune(Target("queue", QUEUE), Settings(retention=keep))
-    # The log is full from the first.
-    told = JobCompleted(queue=QUEUE, id="job-000000", task="t", run=1, attempt=1, duration=0.5, result=b"3")
+    # The log is full from the start.
+    event = JobCompleted(queue=QUEUE, id="job-000000", task="t", run=1, attempt=1, duration=0.5, result=b"3")
     most = EVENTS_KEPT.count or 0
     for _ in range(most // 1_000 + 15):
-        await storage.renew(RenewRequest(ALICE, events=(told,) * 1_000))
+        await storage.renew(RenewRequest(ALICE, events=(event,) * 1_000))
     await completed(storage, 0, JOBS // 2)
     before = await size()
     await completed(storage, JOBS // 2, JOBS // 2)
@@ -66,7 +66,7 @@ async def test_a_sqlite_file_grows_no_more(tmp_path: Path) -> None:
     storage = SQLiteStorage(tmp_path / "jobs.db", durability="fast")
 
     async def length() -> int:
-        # All that was written is in the file after a close.
+        # All writes are in the file after a close.
         await storage.close()
         await storage.open()
         return os.stat(tmp_path / "jobs.db").st_size

@@ -1,4 +1,4 @@
-"""A model and a storage beside it that are asked the same, at random, with one clock: every answer is the same."""
+"""The same random calls to a model and to a storage, with one clock: every answer is the same."""
 
 import asyncio
 from collections import Counter
@@ -78,7 +78,7 @@ from tenure.testing import ManualClock
 from tests.storage.worlds import job, owner
 
 QUEUES = ("a", "b", "ü:/.", "seldom")
-NOBODYS = ("nobody's", "nobody's either", "c")
+UNUSED = ("unused", "unused too", "c")
 TASKS = ("t", "u", "paused:t")
 KEYS = ("k", "l", "m", "paused:u")
 RATES = ("task:t", "task/9:t", "task:u", "queue", "r", "s")
@@ -87,9 +87,9 @@ STEPS = 400
 
 
 class Twins:
-    """A model and a storage that are asked the same.
+    """A model and a storage that get the same calls.
 
-    `in_turn`: calls that are made at once need not be done in the order they were made in, so none are.
+    `in_turn`: concurrent calls need not be done in the order they were made in, so none are.
     """
 
     def __init__(self, make: Callable[[ManualClock], Storage], seed: int, *, in_turn: bool = False) -> None:
@@ -235,7 +235,7 @@ class Twins:
         self.leases += answer.leases
 
     async def crowd(self) -> None:
-        """Ask for several things at once: a storage may do them in one transaction, or in two."""
+        """Make several calls at once: a storage may do them in one transaction, or in two."""
         dice = self.dice
         asked: list[tuple[str, tuple[Any, ...]]] = []
         for _ in range(dice.randrange(2, 6) if self.leases else 0):
@@ -463,8 +463,8 @@ class Twins:
         dice = self.dice
         await self.ask("get", [Ref(queue, f"j{n}") for queue in QUEUES for n in dice.sample(range(self.made + 2), 2)])
         await self.ask("survey", dice.choice(((), ("a", "z"))))
-        told = await self.ask("events", str(dice.randrange(1 + 3 * self.made)), 50, None, None)
-        self.met.update(type(event).__name__ for event in told.events)
+        found = await self.ask("events", str(dice.randrange(1 + 3 * self.made)), 50, None, None)
+        self.met.update(type(event).__name__ for event in found.events)
         cursor = dice.choice((None, EVENTS_END, str(dice.randrange(1 + 3 * self.made))))
         ref = Ref(dice.choice(QUEUES), f"j{dice.randrange(self.made + 1)}")
         await self.ask("events", cursor, dice.choice((0, 1, 2, 50)), None, ref)
@@ -491,7 +491,7 @@ class Twins:
         assert (answer.next is None) == (expected.next is None)
 
     async def walk(self, steps: int) -> None:
-        """Take so many steps, compare after each, and compare all there is in the end."""
+        """Take this many steps, compare after each, and compare everything at the end."""
         for queue in QUEUES:
             first = Settings(retention=RetentionRules(*(self.keep() for _ in range(4))), record=get_args(OnRequest))
             await self.ask("tune", Target("queue", queue), first, "me")
@@ -527,19 +527,19 @@ LIMITS = {
 
 
 def _spread(queues: Sequence[str]) -> tuple[str, ...]:
-    """Return these queues among others that nobody ever uses, where a claim is to see that there is nothing."""
-    return tuple(name for queue in queues for name in (*NOBODYS, queue))
+    """Return these queues among others that are never used, where a claim must find nothing."""
+    return tuple(name for queue in queues for name in (*UNUSED, queue))
 
 
 def kept(seed: int) -> KeepRule:
-    """Return for how long events are kept in the world of a seed."""
+    """Return for how long events are kept with a seed."""
     return Random(seed).choice(
         (KeepRule(7 * 86_400 * SECOND, 100_000), KeepRule(30 * SECOND, 200), KeepRule(3600 * SECOND, 90))
     )
 
 
 async def too_old_and_too_much(twins: Twins) -> None:
-    """See that what is too old and what is too much go together."""
+    """Check that jobs over the age and jobs over the count are trimmed together."""
     await twins.ask("tune", Target("queue", "q"), Settings(retention=RetentionRules(KeepRule(9 * SECOND, 1))), None)
     for names in (("1",), ("2", "10", "3")):
         twins.clock.advance(10)

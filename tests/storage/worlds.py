@@ -1,4 +1,4 @@
-"""What the tests of this folder share: jobs and owners by the dozen, child processes."""
+"""Helpers for the tests of this folder: jobs and owners, child processes."""
 
 import subprocess
 import sys
@@ -59,7 +59,7 @@ def said(process: "subprocess.Popen[str]") -> str:
 
 
 def order(process: "subprocess.Popen[str]") -> None:
-    """Let a child that waits to be `ordered` go on."""
+    """Let a child that waits in `ordered` continue."""
     assert process.stdin is not None
 
     print("go", file=process.stdin, flush=True)

@@ -1,4 +1,4 @@
-"""A child in the care of its supervisor: whose death is whose, and what can be told of it by what it has left."""
+"""A child and its supervisor: why it ended, and what its scoreboard still shows."""
 
 import os
 import signal
@@ -24,7 +24,7 @@ memory = mmap.mmap(config["scoreboard"], 0)
 memory[:] = struct.pack("q" if {number!r} == "1" else "d", {number}) * (len(memory) // 8)
 time.sleep(600)
 """
-"""A child that overwrites its scoreboard: what a wild pointer of a library may do before it kills the process."""
+"""A child that overwrites its scoreboard, as a wild pointer in a library may do before it kills the process."""
 
 CLEANS_UP = """
 import asyncio, sys, time
@@ -79,7 +79,7 @@ async def test_the_report_age_counts_from_the_last_answered_beat(
     children.append(child := started("import time; time.sleep(600)", clock))
     untold = child.workplace(5.0).report_age
     child.scoreboard.reported(5.0)
-    # Its thread still looks whether its loop turns, while the storage is out of reach.
+    # Its thread still checks whether its loop turns, while the storage is unavailable.
     child.scoreboard.beaten(9.5, 1 << 20)
 
     assert untold is None
@@ -90,7 +90,7 @@ async def test_a_child_that_has_exited_is_not_killed_before_its_exit_is_seen(
     children: list[ChildProcess], clock: SystemClock
 ) -> None:
     children.append(child := started("import os; os.kill(os.getpid(), 9)", clock))
-    # This loop hears of nothing meanwhile.
+    # This loop does not notice the exit meanwhile.
     until = time.monotonic() + 20
     while Path(f"/proc/{child.process.pid}").exists() and time.monotonic() < until:  # noqa: ASYNC240 - of the kernel
         time.sleep(0.01)  # noqa: ASYNC251 - that is the point
@@ -102,7 +102,7 @@ async def test_a_child_that_has_exited_is_not_killed_before_its_exit_is_seen(
 
 @pytest.mark.parametrize("number", ["1", "float('nan')", "float('inf')", "-1.0", "1e300"])
 def test_a_corrupt_scoreboard_is_ignored_and_kills_no_process(number: str) -> None:
-    # In a session of its own: what is at stake is the group of the supervisor itself.
+    # In a session of its own, because a wrong group would be the supervisor's.
     done = subprocess.run(
         [sys.executable, "-c", CLEANS_UP, SCRIBBLE.format(number=number), number],
         capture_output=True,

@@ -1,4 +1,4 @@
-"""What goes over the line between a supervisor and its children, in whatever parts it arrives."""
+"""Messages between a supervisor and its children, in parts of any size."""
 
 import tracemalloc
 
@@ -33,7 +33,7 @@ def test_an_invalid_message_is_ignored_and_the_next_one_is_read(nonsense: bytes)
     assert MessageReader().feed(nonsense + b"\n" + encode_message(ChildLeaving())) == [ChildLeaving()]
 
 
-def test_a_hello_that_says_no_more_than_where_the_jobs_are_is_one() -> None:
+def test_a_hello_with_only_the_address_of_the_jobs_is_valid() -> None:
     [hello] = MessageReader().feed(b'{"say": "hello", "url": "redis://here"}\n')
 
     assert hello == ChildStarted("redis://here")

@@ -1,4 +1,4 @@
-"""What a watcher does for a worker that cannot help itself, on a clock that is set by hand."""
+"""The supervisor's monitor helps a worker that cannot help itself, on a manual clock."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -36,28 +36,28 @@ STACK = """Current thread 0x00007f0000000001 (most recent call first):
 
 
 class Child:
-    """The process, as far as a watcher can see it."""
+    """The process, as the monitor sees it."""
 
     stopped = False
 
 
 class Flaky(MemoryStorage):
-    """A storage that can be out of reach."""
+    """A storage that can be unavailable."""
 
     down = False
     partial = False
 
     async def renew(self, beat: RenewRequest) -> RenewResult:
-        """Renew, if it can be reached; if `partial`, the server of all these leases gives no answer."""
+        """Renew, if available; if `partial`, the server of all these leases gives no answer."""
         if self.down:
-            raise StorageUnavailableError("nobody answers")
+            raise StorageUnavailableError("no answer")
         if self.partial:
             return RenewResult(incomplete=tuple((renewal.ref, renewal.fence) for renewal in beat.renewals))
         return await super().renew(beat)
 
 
-class World:
-    """A worker that holds what it has claimed, and whoever watches over it."""
+class MonitoredWorker:
+    """A worker that holds the jobs that it claimed, and its monitor."""
 
     def __init__(self, *, max_block: float = 600.0) -> None:
         self.clock = ManualClock()
@@ -69,7 +69,7 @@ class World:
         self.figures = MetricsRegistry()
         self.asked = 0
         self.meanwhile: Callable[[], None] = lambda: None
-        """What happens while the process says where it is."""
+        """A callback that runs while the stack of the process is read."""
         self.watcher = ExternalRenewer(
             self.storage,
             OWNER,
@@ -103,7 +103,7 @@ class World:
         self.scoreboard.beaten(self.clock.uptime(), 0)
 
     async def let(self, seconds: float, *, turning: bool = False) -> None:
-        """Let time pass, and the watcher look as often as it wants to."""
+        """Let time pass, and the monitor check as often as it wants to."""
         end = self.clock.uptime() + seconds
         while self.clock.uptime() < end:
             if turning:
@@ -111,26 +111,26 @@ class World:
             self.clock.advance(min(await self.watcher.turn(), end - self.clock.uptime()))
 
     def blocks(self, place: int) -> None:
-        """Let the worker's own thread have seen that the run on this line blocks the loop."""
+        """Let the worker's own thread have seen that the run in this row blocks the loop."""
         [run] = [run for run in self.scoreboard.runs() if run.row == place]
         self.scoreboard.set_blocker(place, run.fence, self.scoreboard.turned_at)
 
     async def let_beating(self, seconds: float) -> None:
-        """Let time pass in which the worker's own thread goes on, and its loop does not."""
+        """Let time pass in which the worker's own thread continues, and its loop does not."""
         end = self.clock.uptime() + seconds
         while self.clock.uptime() < end:
             self.scoreboard.beaten(self.clock.uptime(), 0)
             await self.let(min(0.5, end - self.clock.uptime()))
 
     async def lease_left(self, id_: str = "a") -> float:
-        """Return for how many seconds the storage still gives a job to its worker."""
+        """Return for how many seconds the storage still leases a job to its worker."""
         [detail] = await self.storage.get([Ref("default", id_)])
         assert detail is not None
         assert detail.job.lease_until is not None
         return (detail.job.lease_until - self.clock.now()) / SECOND
 
     async def recorded(self) -> list[WorkerHung]:
-        """Return what is on record of workers that hang."""
+        """Return the recorded events of workers that hang."""
         return [event for event in (await self.storage.events(None)).events if isinstance(event, WorkerHung)]
 
     async def _stack(self) -> str:
@@ -140,78 +140,78 @@ class World:
 
 
 @pytest.fixture
-def world() -> Iterator[World]:
-    made = World()
+def worker() -> Iterator[MonitoredWorker]:
+    made = MonitoredWorker()
     yield made
     made.scoreboard.close()
 
 
-async def test_a_run_that_its_worker_does_not_renew_is_renewed_for_it(world: World) -> None:
-    place = await world.claim()
-    await world.let(3 * LEASE)
+async def test_a_run_that_its_worker_does_not_renew_is_renewed_for_it(worker: MonitoredWorker) -> None:
+    place = await worker.claim()
+    await worker.let(3 * LEASE)
 
-    assert await world.lease_left() > LEASE / 4
-    assert world.scoreboard.external_renewal(place, world.scoreboard.runs()[0].fence) > world.clock.uptime() - LEASE
-    # Each two beats one.
-    assert world.figures.totals() == {(RENEWALS.name, "renewed"): (5.0,)}
+    assert await worker.lease_left() > LEASE / 4
+    assert worker.scoreboard.external_renewal(place, worker.scoreboard.runs()[0].fence) > worker.clock.uptime() - LEASE
+    # Each renewal comes every two beats.
+    assert worker.figures.totals() == {(RENEWALS.name, "renewed"): (5.0,)}
 
 
-async def test_a_run_that_its_worker_renews_is_left_to_it(world: World) -> None:
-    place = await world.claim()
+async def test_a_run_that_its_worker_renews_is_not_renewed_by_the_monitor(worker: MonitoredWorker) -> None:
+    place = await worker.claim()
     for _ in range(10):
-        await world.let(1.5, turning=True)
-        world.scoreboard.renewed(place, world.clock.uptime())
+        await worker.let(1.5, turning=True)
+        worker.scoreboard.renewed(place, worker.clock.uptime())
 
-    assert world.scoreboard.external_renewal(place, world.scoreboard.runs()[0].fence) == 0
+    assert worker.scoreboard.external_renewal(place, worker.scoreboard.runs()[0].fence) == 0
 
 
-async def test_a_stopped_process_loses_its_leases_and_is_not_killed_on_resume(world: World) -> None:
-    await world.claim()
-    world.child.stopped = True
-    await world.let(3 * LEASE)
+async def test_a_stopped_process_loses_its_leases_and_is_not_killed_on_resume(worker: MonitoredWorker) -> None:
+    await worker.claim()
+    worker.child.stopped = True
+    await worker.let(3 * LEASE)
 
-    assert await world.lease_left() < 0
-    assert not world.kill_reasons
+    assert await worker.lease_left() < 0
+    assert not worker.kill_reasons
 
-    world.child.stopped = False
-    await world.let(0.1)
+    worker.child.stopped = False
+    await worker.let(0.1)
     # It had no chance to turn since; that is not its fault.
-    assert not world.kill_reasons
-    assert await world.lease_left() > 0
+    assert not worker.kill_reasons
+    assert await worker.lease_left() > 0
 
 
 async def test_a_process_stopped_beyond_max_block_is_kept_when_it_continues() -> None:
-    world = World(max_block=5.0)
-    await world.claim()
-    world.child.stopped = True
-    await world.let(20)
-    world.child.stopped = False
-    await world.let(1)
+    worker = MonitoredWorker(max_block=5.0)
+    await worker.claim()
+    worker.child.stopped = True
+    await worker.let(20)
+    worker.child.stopped = False
+    await worker.let(1)
 
-    assert not world.kill_reasons
+    assert not worker.kill_reasons
 
 
 async def test_a_suspended_supervisor_excuses_the_time_that_it_missed() -> None:
-    world = World(max_block=5.0)
-    await world.claim()
-    await world.watcher.turn()
-    world.clock.advance(60)
-    await world.let(1)
+    worker = MonitoredWorker(max_block=5.0)
+    await worker.claim()
+    await worker.watcher.turn()
+    worker.clock.advance(60)
+    await worker.let(1)
 
-    assert not world.kill_reasons
+    assert not worker.kill_reasons
 
 
 async def test_a_loop_blocked_beyond_its_limit_is_killed_once_with_a_reason() -> None:
-    world = World(max_block=5.0)
-    await world.claim()
-    await world.let(10)
+    worker = MonitoredWorker(max_block=5.0)
+    await worker.claim()
+    await worker.let(10)
 
-    [kill_reason] = world.kill_reasons
+    [kill_reason] = worker.kill_reasons
     assert (kill_reason.reason, kill_reason.limit, kill_reason.stack) == ("loop_blocked", 5.0, STACK)
-    # There was no other.
+    # No other run was active.
     assert [ref.id for ref, _ in kill_reason.causes] == ["a"]
     assert 5.0 < kill_reason.blocked_for < 6.5
-    assert await world.recorded() == []
+    assert await worker.recorded() == []
     assert [event.stack for event in kill_reason.hung(OWNER.id)] == [STACK]
 
 
@@ -221,246 +221,246 @@ async def test_a_loop_blocked_beyond_its_limit_is_killed_once_with_a_reason() ->
 async def test_a_loop_that_turns_again_during_the_stack_request_is_not_killed(
     until: float, fields: dict[str, Any]
 ) -> None:
-    world = World(max_block=10.0)
-    await world.claim(**fields)
-    await world.let(until)
-    asked, world.meanwhile = world.asked, world.turns
-    await world.let(1.6)
+    worker = MonitoredWorker(max_block=10.0)
+    await worker.claim(**fields)
+    await worker.let(until)
+    asked, worker.meanwhile = worker.asked, worker.turns
+    await worker.let(1.6)
 
-    assert world.asked == asked + 1
-    assert not world.kill_reasons
+    assert worker.asked == asked + 1
+    assert not worker.kill_reasons
 
 
 @pytest.mark.parametrize("way", ["process", "thread"])
-async def test_a_run_that_cannot_block_the_loop_is_not_blamed_for_it(world: World, way: Way) -> None:
-    # Something of the app does, which is no run at all.
-    await world.claim(way=way, timeout=1 * SECOND)
-    await world.let_beating(20)
+async def test_a_run_that_cannot_block_the_loop_is_not_charged_for_it(worker: MonitoredWorker, way: Way) -> None:
+    # Code of the app that belongs to no run blocks the loop.
+    await worker.claim(way=way, timeout=1 * SECOND)
+    await worker.let_beating(20)
 
-    assert not world.kill_reasons
-    assert await world.lease_left() > 0
+    assert not worker.kill_reasons
+    assert await worker.lease_left() > 0
 
 
-async def test_nothing_is_expected_of_a_loop_that_has_ended_or_has_not_begun(world: World) -> None:
-    await world.claim()
-    world.scoreboard.turned(0.0, 0.0)
-    await world.let(1_000)
+async def test_a_loop_that_has_ended_or_has_not_begun_is_not_expected_to_turn(worker: MonitoredWorker) -> None:
+    await worker.claim()
+    worker.scoreboard.turned(0.0, 0.0)
+    await worker.let(1_000)
 
-    assert not world.kill_reasons
-    assert await world.lease_left() < 0
+    assert not worker.kill_reasons
+    assert await worker.lease_left() < 0
 
 
 async def test_an_overdue_run_on_a_blocked_loop_ends_with_its_process_as_cause(
-    world: World,
+    worker: MonitoredWorker,
 ) -> None:
-    await world.claim("slow", timeout=1 * SECOND)
-    await world.claim("beside", task="mail.fetch", timeout=1 * SECOND)
-    # Where its threads are, names a function called send.
-    await world.let(3 * OVERDUE)
+    await worker.claim("slow", timeout=1 * SECOND)
+    await worker.claim("other", task="mail.fetch", timeout=1 * SECOND)
+    # The stack of its threads contains a function called send.
+    await worker.let(3 * OVERDUE)
 
-    [kill_reason] = world.kill_reasons
+    [kill_reason] = worker.kill_reasons
     assert kill_reason.reason == "timeout"
     assert [ref.id for ref, _ in kill_reason.causes] == ["slow"]
 
 
 async def test_a_run_that_does_not_block_the_loop_is_renewed_past_its_timeout(
-    world: World,
+    worker: MonitoredWorker,
 ) -> None:
-    hog = await world.claim("hog")
-    await world.claim("thread", way="thread", timeout=1 * SECOND)
-    await world.claim("waits", timeout=1 * SECOND, heartbeat_timeout=2 * SECOND)
-    await world.claim("slot", way="process", timeout=6 * SECOND)
-    world.blocks(hog)
+    hog = await worker.claim("hog")
+    await worker.claim("thread", way="thread", timeout=1 * SECOND)
+    await worker.claim("waits", timeout=1 * SECOND, heartbeat_timeout=2 * SECOND)
+    await worker.claim("slot", way="process", timeout=6 * SECOND)
+    worker.blocks(hog)
     for _ in range(40):
-        await world.let_beating(0.5)
-        assert min([await world.lease_left(id_) for id_ in ("hog", "thread", "waits", "slot")]) > 0
+        await worker.let_beating(0.5)
+        assert min([await worker.lease_left(id_) for id_ in ("hog", "thread", "waits", "slot")]) > 0
 
-    assert not world.kill_reasons
-
-
-async def test_a_blocked_loop_does_not_extend_the_heartbeat_of_isolated_runs(world: World) -> None:
-    hog = await world.claim("hog")
-    # It can give signs, for they come in by another thread.
-    await world.claim("slot", way="process", heartbeat_timeout=2 * SECOND)
-    world.blocks(hog)
-    await world.let_beating(4)
-
-    assert await world.lease_left("slot") < 0 < await world.lease_left("hog")
+    assert not worker.kill_reasons
 
 
-async def test_a_finished_isolated_run_is_renewed_until_its_loop_turns(world: World) -> None:
-    hog = await world.claim("hog")
+async def test_a_blocked_loop_does_not_extend_the_heartbeat_of_isolated_runs(worker: MonitoredWorker) -> None:
+    hog = await worker.claim("hog")
+    # It can send heartbeats, because another thread receives them.
+    await worker.claim("slot", way="process", heartbeat_timeout=2 * SECOND)
+    worker.blocks(hog)
+    await worker.let_beating(4)
+
+    assert await worker.lease_left("slot") < 0 < await worker.lease_left("hog")
+
+
+async def test_a_finished_isolated_run_is_renewed_until_its_loop_turns(worker: MonitoredWorker) -> None:
+    hog = await worker.claim("hog")
     terms = structs.replace(TERMS, renewed=False)
-    over = await world.claim("slot", way="process", timeout=1 * SECOND, heartbeat_timeout=2 * SECOND, stall=terms)
-    world.blocks(hog)
-    await world.let_beating(0.5)
-    world.scoreboard.finished(over, terms)
+    over = await worker.claim("slot", way="process", timeout=1 * SECOND, heartbeat_timeout=2 * SECOND, stall=terms)
+    worker.blocks(hog)
+    await worker.let_beating(0.5)
+    worker.scoreboard.finished(over, terms)
     for _ in range(20):
-        await world.let_beating(0.5)
-        assert await world.lease_left("slot") > 0
+        await worker.let_beating(0.5)
+        assert await worker.lease_left("slot") > 0
 
 
-async def test_a_run_in_a_suspended_process_is_not_renewed(world: World) -> None:
-    stopped = await world.claim("slot", way="process")
-    world.scoreboard.renewable(stopped, None)
-    await world.let(0.9 * LEASE)
-    assert await world.lease_left("slot") == pytest.approx(0.1 * LEASE)
+async def test_a_run_in_a_suspended_process_is_not_renewed(worker: MonitoredWorker) -> None:
+    stopped = await worker.claim("slot", way="process")
+    worker.scoreboard.renewable(stopped, None)
+    await worker.let(0.9 * LEASE)
+    assert await worker.lease_left("slot") == pytest.approx(0.1 * LEASE)
 
-    world.scoreboard.renewable(stopped, TERMS)
-    await world.let(0.9 * LEASE)
-    assert await world.lease_left("slot") > 0
+    worker.scoreboard.renewable(stopped, TERMS)
+    await worker.let(0.9 * LEASE)
+    assert await worker.lease_left("slot") > 0
 
 
-async def test_its_own_limits_hold_for_the_run_that_blocks_the_loop(world: World) -> None:
-    world.blocks(await world.claim("hog", timeout=1 * SECOND))
-    await world.let_beating(OVERDUE + 2)
+async def test_its_own_limits_hold_for_the_run_that_blocks_the_loop(worker: MonitoredWorker) -> None:
+    worker.blocks(await worker.claim("hog", timeout=1 * SECOND))
+    await worker.let_beating(OVERDUE + 2)
 
-    [kill_reason] = world.kill_reasons
+    [kill_reason] = worker.kill_reasons
     assert [ref.id for ref, _ in kill_reason.causes] == ["hog"]
     assert 1.0 + OVERDUE < kill_reason.blocked_for < 1.6 + OVERDUE
-    assert await world.lease_left("hog") < 0
+    assert await worker.lease_left("hog") < 0
 
 
-async def test_a_run_is_not_killed_for_time_that_another_run_blocked_the_loop(world: World) -> None:
-    first = await world.claim("first")
-    second = await world.claim("second", timeout=1 * SECOND)
-    world.blocks(first)
-    await world.let_beating(10)
-    world.blocks(second)
-    await world.let_beating(0.9 * OVERDUE)
+async def test_a_run_is_not_killed_for_time_that_another_run_blocked_the_loop(worker: MonitoredWorker) -> None:
+    first = await worker.claim("first")
+    second = await worker.claim("second", timeout=1 * SECOND)
+    worker.blocks(first)
+    await worker.let_beating(10)
+    worker.blocks(second)
+    await worker.let_beating(0.9 * OVERDUE)
 
-    assert not world.kill_reasons
+    assert not worker.kill_reasons
 
-    await world.let_beating(0.9 * OVERDUE)
+    await worker.let_beating(0.9 * OVERDUE)
 
-    assert [ref.id for ref, _ in world.kill_reasons[0].causes] == ["second"]
+    assert [ref.id for ref, _ in worker.kill_reasons[0].causes] == ["second"]
 
 
 async def test_no_run_is_killed_for_a_timeout_if_the_gil_holder_is_unknown() -> None:
-    world = World(max_block=20.0)
+    worker = MonitoredWorker(max_block=20.0)
     # Two runs of the function that is on the loop.
-    await world.claim("one", timeout=1 * SECOND)
-    await world.claim("two", timeout=1 * SECOND)
-    await world.let(15)
+    await worker.claim("one", timeout=1 * SECOND)
+    await worker.claim("two", timeout=1 * SECOND)
+    await worker.let(15)
 
-    assert not world.kill_reasons
-    assert min(await world.lease_left("one"), await world.lease_left("two")) > 0
+    assert not worker.kill_reasons
+    assert min(await worker.lease_left("one"), await worker.lease_left("two")) > 0
 
-    await world.let(10)
+    await worker.let(10)
 
-    [kill_reason] = world.kill_reasons
+    [kill_reason] = worker.kill_reasons
     assert (kill_reason.reason, kill_reason.causes) == ("loop_blocked", ())
 
 
 async def test_the_run_that_blocked_the_loop_beyond_max_block_is_named() -> None:
-    world = World(max_block=5.0)
-    await world.claim("beside")
-    world.blocks(await world.claim("hog"))
-    await world.let_beating(10)
+    worker = MonitoredWorker(max_block=5.0)
+    await worker.claim("other")
+    worker.blocks(await worker.claim("hog"))
+    await worker.let_beating(10)
 
-    [kill_reason] = world.kill_reasons
+    [kill_reason] = worker.kill_reasons
     assert (kill_reason.reason, [ref.id for ref, _ in kill_reason.causes]) == ("loop_blocked", ["hog"])
 
 
-async def test_a_run_past_its_timeout_on_a_loop_that_turns_is_left_to_that(world: World) -> None:
-    await world.claim("slow", timeout=1 * SECOND)
-    await world.let(5 * OVERDUE, turning=True)
+async def test_a_run_past_its_timeout_on_a_loop_that_turns_is_left_to_the_worker(worker: MonitoredWorker) -> None:
+    await worker.claim("slow", timeout=1 * SECOND)
+    await worker.let(5 * OVERDUE, turning=True)
 
-    assert not world.kill_reasons
+    assert not worker.kill_reasons
 
 
 async def test_the_run_that_holds_the_interpreter_is_named_once_with_its_line(
-    world: World, caplog: pytest.LogCaptureFixture
+    worker: MonitoredWorker, caplog: pytest.LogCaptureFixture
 ) -> None:
-    await world.claim("a")
-    await world.let(20)
+    await worker.claim("a")
+    await worker.let(20)
 
-    assert world.asked == 1
+    assert worker.asked == 1
     [records] = [record.message for record in caplog.records]
     assert "job a (mail.send) has held the interpreter of worker 7" in records
     assert "/app/mail.py:31 in send" in records
 
 
 async def test_a_run_that_blocks_only_the_loop_is_reported_by_the_worker(
-    world: World, caplog: pytest.LogCaptureFixture
+    worker: MonitoredWorker, caplog: pytest.LogCaptureFixture
 ) -> None:
-    await world.claim("a")
+    await worker.claim("a")
     for _ in range(20):
-        world.scoreboard.beaten(world.clock.uptime(), 0)
-        await world.let(0.5)
+        worker.scoreboard.beaten(worker.clock.uptime(), 0)
+        await worker.let(0.5)
 
     assert not caplog.records
-    assert world.scoreboard.worker_must_warn(world.scoreboard.turned_at)
+    assert worker.scoreboard.worker_must_warn(worker.scoreboard.turned_at)
 
 
-async def test_a_run_that_its_handler_alone_renews_is_not_renewed(world: World) -> None:
-    await world.claim(stall=structs.replace(TERMS, renewed=False))
-    await world.let(2 * LEASE)
+async def test_a_run_that_its_handler_alone_renews_is_not_renewed(worker: MonitoredWorker) -> None:
+    await worker.claim(stall=structs.replace(TERMS, renewed=False))
+    await worker.let(2 * LEASE)
 
-    assert await world.lease_left() < 0
-
-
-async def test_a_handler_that_is_silent_for_too_long_is_not_kept_alive(world: World) -> None:
-    await world.claim(heartbeat_timeout=2 * SECOND)
-    await world.let(3 * LEASE)
-
-    assert await world.lease_left() < -LEASE
+    assert await worker.lease_left() < 0
 
 
-async def test_a_sign_that_the_worker_could_not_send_counts(world: World) -> None:
-    place = await world.claim(heartbeat_timeout=6 * SECOND)
-    await world.let(5)
-    world.scoreboard.signed(place, world.clock.uptime())
-    await world.let(5)
+async def test_a_handler_that_is_silent_for_too_long_is_not_kept_alive(worker: MonitoredWorker) -> None:
+    await worker.claim(heartbeat_timeout=2 * SECOND)
+    await worker.let(3 * LEASE)
 
-    assert await world.lease_left() > 0
+    assert await worker.lease_left() < -LEASE
 
 
-async def test_a_storage_that_comes_back_before_the_lease_is_out_costs_none(
-    world: World, caplog: pytest.LogCaptureFixture
+async def test_a_heartbeat_that_the_worker_could_not_send_counts(worker: MonitoredWorker) -> None:
+    place = await worker.claim(heartbeat_timeout=6 * SECOND)
+    await worker.let(5)
+    worker.scoreboard.signed(place, worker.clock.uptime())
+    await worker.let(5)
+
+    assert await worker.lease_left() > 0
+
+
+async def test_a_storage_that_returns_before_the_lease_expires_costs_no_lease(
+    worker: MonitoredWorker, caplog: pytest.LogCaptureFixture
 ) -> None:
-    await world.claim()
-    world.storage.down = True
-    await world.let(LEASE - 0.5, turning=True)
-    world.storage.down = False
-    await world.let(1.5, turning=True)
+    await worker.claim()
+    worker.storage.down = True
+    await worker.let(LEASE - 0.5, turning=True)
+    worker.storage.down = False
+    await worker.let(1.5, turning=True)
 
-    assert await world.lease_left() > 0
+    assert await worker.lease_left() > 0
     assert len(caplog.records) == 1
-    counts = {key[1]: numbers[0] for key, numbers in world.figures.totals().items()}
+    counts = {key[1]: numbers[0] for key, numbers in worker.figures.totals().items()}
     assert counts.keys() == {"renewed", "failed"}
 
 
-async def test_a_renewal_that_its_server_did_not_answer_does_not_count(world: World) -> None:
-    place = await world.claim()
-    (run,) = world.scoreboard.runs()
-    world.storage.partial = True
-    await world.let(3.0)
+async def test_a_renewal_that_its_server_did_not_answer_does_not_count(worker: MonitoredWorker) -> None:
+    place = await worker.claim()
+    (run,) = worker.scoreboard.runs()
+    worker.storage.partial = True
+    await worker.let(3.0)
 
-    assert world.scoreboard.external_renewal(place, run.fence) == 0.0
-    assert world.scoreboard.runs()[0].renewed_at == run.renewed_at
+    assert worker.scoreboard.external_renewal(place, run.fence) == 0.0
+    assert worker.scoreboard.runs()[0].renewed_at == run.renewed_at
 
-    world.storage.partial = False
-    await world.let(1.0)
+    worker.storage.partial = False
+    await worker.let(1.0)
 
-    assert world.scoreboard.external_renewal(place, run.fence) > run.renewed_at
+    assert worker.scoreboard.external_renewal(place, run.fence) > run.renewed_at
 
 
-async def test_a_run_that_was_lost_is_not_asked_for_again(world: World) -> None:
-    place = await world.claim()
-    [run] = world.scoreboard.runs()
-    [taken] = (await world.storage.reclaim(OWNER.id, Owner("reaper", "r", "host", 8))).stalled
-    await world.let(2 * LEASE)
+async def test_a_lost_run_is_not_renewed_again(worker: MonitoredWorker) -> None:
+    place = await worker.claim()
+    [run] = worker.scoreboard.runs()
+    [taken] = (await worker.storage.reclaim(OWNER.id, Owner("reaper", "r", "host", 8))).stalled
+    await worker.let(2 * LEASE)
 
-    assert world.scoreboard.external_renewal(place, run.fence) == 0
+    assert worker.scoreboard.external_renewal(place, run.fence) == 0
     assert taken.lease.fence > run.fence
-    fenced = [event for event in (await world.storage.events(None)).events if isinstance(event, RunFenced)]
+    fenced = [event for event in (await worker.storage.events(None)).events if isinstance(event, RunFenced)]
     assert len(fenced) == 1
 
 
-async def test_looks_come_as_often_as_the_shortest_lease_wants(world: World) -> None:
-    assert await world.watcher.turn() == 0.5
+async def test_checks_come_as_often_as_the_shortest_lease_requires(worker: MonitoredWorker) -> None:
+    assert await worker.watcher.turn() == 0.5
 
-    await world.claim(stall=structs.replace(TERMS, lease=SECOND))
+    await worker.claim(stall=structs.replace(TERMS, lease=SECOND))
 
-    assert await world.watcher.turn() == 0.125
+    assert await worker.watcher.turn() == 0.125

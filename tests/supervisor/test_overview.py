@@ -1,4 +1,4 @@
-"""What a supervisor shows of its children, before there are any, and when it does not turn itself."""
+"""What a supervisor shows of its children, before there are any, and when its own loop is stuck."""
 
 import socket
 

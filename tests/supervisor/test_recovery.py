@@ -1,4 +1,4 @@
-"""What a recovery does, and what is known of it, where the storage does not answer."""
+"""A recovery, and its report, if the storage does not answer."""
 
 import asyncio
 import logging
@@ -27,10 +27,10 @@ WORKER = Owner("feedfacefeedface", "host:7", "host", 7)
 SUPERVISOR = Owner("beefbeefbeefbeef", "supervisor host:2", "host", 2)
 
 
-class Mute(MemoryStorage):
-    """A storage whose first answers to a reclaim are lost, be it that it was done or that it was not.
+class LostReplies(MemoryStorage):
+    """A storage that loses its first answers to a reclaim; the reclaim may have been done or not.
 
-    `apart`: all that it gives it gives in two parts, and the second answer is lost, as where it is several servers.
+    `apart`: it returns its jobs in two parts, and the second answer is lost, as with several servers.
     `twice`: a network carries out the request twice, and loses the first of the two answers.
     """
 
@@ -40,7 +40,7 @@ class Mute(MemoryStorage):
     twice = False
 
     async def reclaim(self, dead: str, owner: Owner) -> ReclaimResult:
-        """Reclaim, and say nothing of it at first."""
+        """Reclaim, and lose the first answers."""
         if self.apart and self.lost:
             self.lost -= 1
             taken = (await super().reclaim(dead, owner)).stalled
@@ -57,10 +57,10 @@ class Mute(MemoryStorage):
         raise StorageUnavailableError("the connection was closed")
 
 
-async def stand(held: int) -> tuple[ManualClock, Mute, CrashRecovery]:
-    """Let a worker claim so many jobs, and be ready to bury it."""
+async def dead_worker(held: int) -> tuple[ManualClock, LostReplies, CrashRecovery]:
+    """Let a worker claim this many jobs; return what recovers them."""
     clock = ManualClock()
-    storage = Mute(clock=clock)
+    storage = LostReplies(clock=clock)
     await storage.enqueue([new_job(f"{number:03}") for number in range(held)])
     claimed = 0
     while claimed < held:
@@ -77,7 +77,7 @@ async def stand(held: int) -> tuple[ManualClock, Mute, CrashRecovery]:
 async def test_a_recovery_counts_its_jobs_although_answers_are_lost(
     held: int, lost: int, done: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    clock, storage, recovery = await stand(held)
+    clock, storage, recovery = await dead_worker(held)
     storage.lost, storage.done = lost, done
     dead = DeadWorker(WORKER.id, 7, ProcessExit(-9), clock.now())
 
@@ -93,7 +93,7 @@ async def test_a_recovery_counts_its_jobs_although_answers_are_lost(
 @pytest.mark.parametrize("how", ["whole", "in part", "twice"])
 @pytest.mark.parametrize("lost", [0, 1, 3])
 async def test_jobs_of_a_reclaim_with_a_lost_answer_are_charged_to_the_death(held: int, how: str, lost: int) -> None:
-    clock, storage, recovery = await stand(held)
+    clock, storage, recovery = await dead_worker(held)
     storage.lost, storage.apart, storage.twice = lost, how == "in part", how == "twice"
     died_at = clock.now()
     clock.advance(0.25)
@@ -113,7 +113,7 @@ async def test_jobs_of_a_reclaim_with_a_lost_answer_are_charged_to_the_death(hel
 
 
 async def test_a_post_mortem_counts_until_the_death_not_until_the_recovery() -> None:
-    clock, storage, recovery = await stand(1)
+    clock, storage, recovery = await dead_worker(1)
     clock.advance(2.0)
     died_at = clock.now()
     clock.advance(8.0)
@@ -123,15 +123,15 @@ async def test_a_post_mortem_counts_until_the_death_not_until_the_recovery() -> 
     assert "ran for 2.0 s; last sign of life 2.0 s before it died" in text
 
 
-class Partial(Mute):
-    """A storage that is several servers, some of which do not answer the first settlements."""
+class Partial(LostReplies):
+    """A storage of several servers, some of which do not answer the first settlements."""
 
     away = 0
 
     async def exchange(
         self, owner: Owner, settlements: Sequence[Settlement] = (), order: ClaimRequest | None = None
     ) -> ExchangeResult:
-        """Exchange what concerns those that are there."""
+        """Exchange what concerns the servers that answer."""
         if not (settlements and self.away):
             return await super().exchange(owner, settlements, order)
         self.away -= 1
@@ -139,7 +139,7 @@ class Partial(Mute):
 
 
 async def test_a_stall_refused_by_a_part_of_the_storage_is_settled_later() -> None:
-    clock, _, recovery = await stand(0)
+    clock, _, recovery = await dead_worker(0)
     storage = Partial(clock=clock)
     await storage.enqueue([new_job(name) for name in "abc"])
     await storage.exchange(WORKER, (), ClaimRequest((new_job("x").queue,), 3))
@@ -157,7 +157,7 @@ async def test_a_stall_refused_by_a_part_of_the_storage_is_settled_later() -> No
 
 
 async def test_two_concurrent_recoveries_do_not_take_jobs_from_each_other() -> None:
-    clock, storage, recovery = await stand(2)
+    clock, storage, recovery = await dead_worker(2)
     other = Owner("facefacefaceface", "host:8", "host", 8)
     await storage.enqueue([new_job("his")])
     await storage.exchange(other, (), ClaimRequest((new_job("x").queue,), 5))
@@ -182,15 +182,15 @@ async def test_two_concurrent_recoveries_do_not_take_jobs_from_each_other() -> N
 
 
 async def test_a_hundred_answered_recoveries_use_one_owner_id() -> None:
-    clock, storage, recovery = await stand(0)
+    clock, storage, recovery = await dead_worker(0)
     takers: set[str] = set()
 
-    class Noting(Mute):
+    class RecordingReplies(LostReplies):
         async def reclaim(self, dead: str, owner: Owner) -> ReclaimResult:
             takers.add(owner.id)
             return await storage.reclaim(dead, owner)
 
-    noting = Noting(clock=clock)
+    noting = RecordingReplies(clock=clock)
     for number in range(100):
         await recovery.recover(DeadWorker(f"{number:016x}", 7, ProcessExit(-9), clock.now()), noting, within=60.0)
 
@@ -200,7 +200,7 @@ async def test_a_hundred_answered_recoveries_use_one_owner_id() -> None:
 
 async def test_an_unanswered_reclaim_reports_an_unknown_number_of_jobs() -> None:
     clock = ManualClock()
-    storage = Mute(clock=clock)
+    storage = LostReplies(clock=clock)
     storage.lost = 1_000
     recovery = CrashRecovery(
         SUPERVISOR, clock=clock, rng=Random(1), logger=logging.getLogger("recovery"), metrics=MetricsRegistry()
@@ -209,21 +209,21 @@ async def test_an_unanswered_reclaim_reports_an_unknown_number_of_jobs() -> None
     assert await recovery.recover(DeadWorker(WORKER.id, 7, ProcessExit(-9), SECOND), storage, within=0.3) is None
 
 
-class Deaf(Mute):
-    """A storage that takes no settlement."""
+class RefusesSettlements(LostReplies):
+    """A storage that accepts no settlement."""
 
     async def exchange(
         self, owner: Owner, settlements: Sequence[Settlement] = (), order: ClaimRequest | None = None
     ) -> ExchangeResult:
-        """Refuse what is settled."""
+        """Refuse settlements."""
         if settlements:
             raise StorageUnavailableError("the connection was closed")
         return await super().exchange(owner, settlements, order)
 
 
 async def test_a_recovery_that_settles_nothing_in_time_counts_its_jobs() -> None:
-    clock, _, recovery = await stand(0)
-    storage = Deaf(clock=clock)
+    clock, _, recovery = await dead_worker(0)
+    storage = RefusesSettlements(clock=clock)
     await storage.enqueue([new_job(name) for name in "abc"])
     await storage.exchange(WORKER, (), ClaimRequest((new_job("x").queue,), 3))
 

@@ -1,4 +1,4 @@
-"""What counts as a change of code, and what does not."""
+"""Which changes of files count as a change of code, and which do not."""
 
 import os
 import py_compile
@@ -22,7 +22,7 @@ def test_written_created_and_deleted_files_are_reported_as_changed_once(tmp_path
     assert sources.changed() == []
 
 
-def test_a_file_that_keeps_its_length_is_known_by_its_time(tmp_path: Path) -> None:
+def test_a_file_that_keeps_its_length_is_recognized_by_its_time(tmp_path: Path) -> None:
     file = tmp_path / "a.py"
     file.write_text("1")
     sources = Sources([tmp_path])
@@ -31,7 +31,7 @@ def test_a_file_that_keeps_its_length_is_known_by_its_time(tmp_path: Path) -> No
     assert sources.changed() == [file]
 
 
-def test_caches_hidden_files_and_foreign_folders_are_no_code_of_ours(tmp_path: Path) -> None:
+def test_caches_hidden_files_and_foreign_folders_do_not_count_as_code(tmp_path: Path) -> None:
     source = tmp_path / "a.py"
     source.write_text("1")
     (tmp_path / "venv").mkdir()
@@ -46,7 +46,7 @@ def test_caches_hidden_files_and_foreign_folders_are_no_code_of_ours(tmp_path: P
     assert sources.changed() == []
 
 
-def test_only_the_named_folders_count_and_one_may_come_later(tmp_path: Path) -> None:
+def test_only_the_named_folders_count_and_one_may_be_created_later(tmp_path: Path) -> None:
     mine, other = tmp_path / "mine", tmp_path / "other"
     other.mkdir()
     sources = Sources([mine])
@@ -58,8 +58,8 @@ def test_only_the_named_folders_count_and_one_may_come_later(tmp_path: Path) -> 
     assert sources.changed() == [mine / "a.py"]
 
 
-def test_a_folder_that_cannot_be_looked_into_hides_no_other(tmp_path: Path) -> None:
-    # What stands in it would have a path too long for the system, which says so to everybody, root included.
+def test_an_unreadable_folder_hides_no_other(tmp_path: Path) -> None:
+    # The paths in it are too long for the system, which refuses them even to root.
     deepest = tmp_path
     while len(str(deepest)) < 4_000:
         deepest = deepest / ("x" * min(200, 4_085 - len(str(deepest))))

@@ -9,15 +9,15 @@ import pytest
 from tests.system.groups import can_be_made
 from tests.system.worker_fleet import WorkerFleet
 
-# A shell starts what it runs in the background with some signals ignored. A worker respects that, and these tests send
-# it such signals.
+# A shell starts background processes with some signals ignored. A worker keeps ignoring them, and these tests send it
+# such signals.
 for _number in (signal.SIGHUP, signal.SIGQUIT):
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, signal.SIG_DFL)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Let no test that has processes killed for memory exist where that cannot be done: a skipped one fails CI."""
+    """Deselect the tests in which processes are killed for memory where that cannot be done: a skip would fail CI."""
     dropped = [item for item in items if item.get_closest_marker("memory") is not None and not can_be_made()]
     if dropped:
         config.hook.pytest_deselected(items=dropped)
@@ -25,7 +25,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say what was not run for want of a control group."""
+    """Report which tests were not run because a control group cannot be created."""
     if not can_be_made():
         terminalreporter.line("NOT TESTED: a real kill for memory (no control group can be made here)", red=True)
 

@@ -1,10 +1,10 @@
-"""Kills a process at every call of the script, and looks at what is left: run as a process of its own.
+"""Kills a process at every call of the script, and checks what is left; it runs as a separate process.
 
     python -m tests.system.crash_runner STORAGE FOLDER INSIDE SHARE SEED [FROM TO]
 
 It imports everything once, and forks a lane for each point while it has no thread. The lane forks the process that is
-killed, then opens the storage itself, as a new process, holds it against the model, lets an honest worker finish the
-work at its SHARE of the points, and holds the records against the event log. One line of JSON comes out for each point.
+killed, then opens the storage as a new process does, compares it with the model, lets a normal worker finish the work
+at its SHARE of the points, and compares the records with the event log. It prints one line of JSON for each point.
 """
 
 import asyncio
@@ -58,35 +58,35 @@ from tests.system.crash_script import (
 from tests.system.crash_storages import LANES, CrashEnvironment, CrashStorage, RedisEnvironment, SQLiteEnvironment
 
 PATIENCE = 30.0
-"""Seconds that the honest worker gets; it needs a few tenths."""
+"""Seconds that the normal worker gets; it needs a few tenths."""
 
 
 @dataclass(frozen=True)
 class Point:
-    """Where a process is killed: after so many answers, or `inside` the next call.
+    """Where a process is killed: after this many answers, or `inside` the next call.
 
-    That is after so many seconds, or when its request lies unread before a server that does all the same what it asks.
+    That is after this many seconds, or while its request is unread at a server, which carries it out anyway.
     """
 
     calls: int
     inside: float | Literal["unread"] | None = None
     finish: bool = True
-    """Whether an honest worker goes on from there."""
+    """Whether a normal worker continues from there."""
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """All that can be seen of a storage, and the instant at which it is looked at."""
+    """Everything visible in a storage, and the instant of the reading."""
 
     at: int
     seen: tuple[Any, ...]
 
 
 async def look(storage: Storage) -> tuple[Any, ...]:
-    """Return all that can be seen of a storage."""
+    """Return everything visible in a storage."""
     listed = (await storage.find(Query(limit=1000))).jobs
     details = await storage.get([job.ref for job in listed])
-    # Whom each key is held by, and who answers for each call.
+    # The holder of each key, and the job that each call belongs to.
     holders = [(await storage.find(Query(merge=merge_name(key)))).jobs for key in MERGE_KEYS]
     answers = await storage.get(CALLS)
     survey = await storage.survey()
@@ -94,7 +94,7 @@ async def look(storage: Storage) -> tuple[Any, ...]:
 
 
 async def snapshots(start: int) -> list[Snapshot]:
-    """Return what the model looks like after none, one, two ... calls."""
+    """Return the model's state after none, one, two ... calls."""
     clock = ManualClock(start)
     play = Play(MemoryStorage(clock=clock), clock)
     found = [Snapshot(clock.now(), await look(play.storage))]
@@ -109,7 +109,7 @@ async def snapshots(start: int) -> list[Snapshot]:
 
 
 async def perform(crash_storage: CrashStorage, start: int, point: Point, tell: int) -> None:
-    """Play the script up to a point and die; each answer is announced, with the seconds that the call took."""
+    """Run the script up to a point and die; each answer is announced, with the seconds that the call took."""
     clock = ManualClock(start)
     storage = crash_storage.storage(clock)
     await storage.open()
@@ -135,14 +135,14 @@ async def perform(crash_storage: CrashStorage, start: int, point: Point, tell: i
 
 
 def strike(due: threading.Event, after: float) -> None:
-    """Kill this process so many seconds after it has become due."""
+    """Kill this process this many seconds after it has become due."""
     due.wait()
     time.sleep(after)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def killed(crash_storage: CrashStorage, start: int, point: Point) -> list[float]:
-    """Have a process perform and die; return how long each call took that was answered."""
+    """Have a process perform and die; return how long each answered call took."""
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
@@ -155,8 +155,8 @@ def killed(crash_storage: CrashStorage, start: int, point: Point) -> list[float]
     os.close(writing)
     answered: list[float] = []
     try:
-        with os.fdopen(reading) as told:
-            for line in told:
+        with os.fdopen(reading) as lines:
+            for line in lines:
                 if line == "unread\n":
                     crash_storage.await_request()
                     os.kill(child, signal.SIGKILL)
@@ -174,7 +174,7 @@ def killed(crash_storage: CrashStorage, start: int, point: Point) -> list[float]
 
 
 def examine(crash_storage: CrashStorage, start: int, point: Point, states: Sequence[Snapshot]) -> dict[str, Any]:
-    """Kill a process at a point and look at what is left; return what there is to tell."""
+    """Kill a process at a point and check what is left; return the result."""
     answered = len(killed(crash_storage, start, point))
     assert answered in (point.calls, point.calls + 1), f"{answered} calls were answered"
     crash_storage.prove_whole()
@@ -199,7 +199,7 @@ def examine(crash_storage: CrashStorage, start: int, point: Point, states: Seque
 
 
 async def matching(crash_storage: CrashStorage, candidates: Sequence[tuple[int, Snapshot]]) -> int:
-    """Return which state of the model the storage is in."""
+    """Return the state of the model that the storage equals."""
     *others, (last, expected) = candidates
     for number, state in others:
         if await seen_at(crash_storage, state.at) == state.seen:
@@ -210,7 +210,7 @@ async def matching(crash_storage: CrashStorage, candidates: Sequence[tuple[int, 
 
 
 async def seen_at(crash_storage: CrashStorage, at: int) -> tuple[Any, ...]:
-    """Return all that can be seen of a storage at an instant."""
+    """Return everything visible in a storage at an instant."""
     storage = crash_storage.storage(ManualClock(at))
     try:
         return await look(storage)
@@ -219,7 +219,7 @@ async def seen_at(crash_storage: CrashStorage, at: int) -> tuple[Any, ...]:
 
 
 async def finish(crash_storage: CrashStorage, refs: set[Ref]) -> None:
-    """Let an honest worker finish, and hold the records against the events."""
+    """Let a normal worker finish, and compare the records with the events."""
     app = Tenure(crash_storage.url, timing=Timing(lease=1, sweep=0.1, grace=0.1))
 
     @app.task(name="t")
@@ -261,14 +261,14 @@ async def finish(crash_storage: CrashStorage, refs: set[Ref]) -> None:
 
 
 async def every_key_is_free(storage: Storage) -> None:
-    """See that no key has outlived the jobs, now that all of them are over, and the times of those held for one."""
+    """Check that no key has outlived the jobs, now that all have ended, and that every timed key ends with its time."""
     calls = [call(f"last-{number}", key) for number, key in enumerate(MERGE_KEYS)]
     receipts = await storage.enqueue([*calls, call("last", throttle=THROTTLE)])
     assert [receipt.made for receipt in receipts] == ["created"] * (len(MERGE_KEYS) + 1), receipts
 
 
 async def over(storage: Storage) -> bool:
-    """Say whether all is over, and no rule is about to put something back in line."""
+    """Return whether all jobs have ended, and no rule is about to redrive one."""
     survey = await storage.survey()
     if any(count and state not in TERMINAL for queue in survey.queues for state, count in queue.counts.items()):
         return False
@@ -281,7 +281,7 @@ def concerns(event: AnyEvent, ref: Ref) -> bool:
 
 
 def ended_once(ref: Ref, detail: JobDetail | None, events: Sequence[AnyEvent]) -> None:
-    """Hold what is kept of one job against what was told of it: one end, and one outcome for each run."""
+    """Compare the record of one job with its events: one end, and one outcome for each run."""
     deleted = sum(isinstance(event, JobDeleted) for event in events)
     redriven = sum(isinstance(event, JobRedriven) for event in events)
     ends = sum(isinstance(event, JobCompleted | JobFailed | JobCancelled | JobExpired) for event in events)
@@ -330,7 +330,7 @@ def lane(crash_storage: CrashStorage, start: int, point: Point, states: Sequence
 
 def points(environment: CrashEnvironment, start: int, inside: int, share: float, dice: Random) -> Iterator[Point]:
     """Yield each point of the whole script."""
-    # On each server, for it has to learn the scripts.
+    # On each server, because it has to learn the scripts.
     usual = [0.0] * len(ACTS)
     for number in range(LANES):
         usual = killed(environment.crash_storage(f"rehearsal-{number}", number), start, Point(len(ACTS)))

@@ -1,4 +1,4 @@
-"""What the process that is killed does: one storage call after the other, the same each time, on a clock of its own.
+"""The calls of the process that is killed: one storage call after the other, the same each time, on its own clock.
 
 The script runs on any storage, so the model can say what must be there after each call.
 """
@@ -81,7 +81,7 @@ QUICK = StallTerms(lease=4 * SECOND, max_stalls=3)
 
 @dataclass
 class Play:
-    """A storage that the script is played on, and what it has won there."""
+    """A storage that the script runs on, and the leases that it got there."""
 
     storage: Storage
     clock: ManualClock
@@ -112,7 +112,7 @@ def call(id_: str, merge: MergeKey | None = None, **fields: Any) -> NewJob:
 
 
 def mail(number: int) -> NewJob:
-    """Return one of the calls that are gathered."""
+    """Return one of the calls that are collected."""
     return call(f"mail-{number}", COLLECTED, task="gather", payload=b'{"numbers":[%d]}' % number)
 
 
@@ -123,7 +123,7 @@ def enqueue(*jobs: NewJob) -> Callable[[Play], Awaitable[Any]]:
 def exchange(
     owner: Owner, outcomes: dict[str, Outcome] | None = None, order: ClaimRequest | None = None
 ) -> Callable[[Play], Awaitable[Any]]:
-    """Settle what is held under these ids, and claim."""
+    """Settle the leases with these ids, and claim."""
 
     async def call(play: Play) -> None:
         leases = [(play.held.pop(id_), outcome) for id_, outcome in (outcomes or {}).items()]
@@ -263,8 +263,8 @@ SETTLED: Sequence[tuple[str, Outcome]] = (
     ("snoozed", Snoozed(SECOND)),
     ("released", Interrupted("shutdown")),
     ("unknown", Unknown()),
-    ("stalled", Stalled("process_died", 5, "somebody")),
-    ("lost", Stalled("process_died", 5, "somebody")),
+    ("stalled", Stalled("process_died", 5, "gone")),
+    ("lost", Stalled("process_died", 5, "gone")),
 )
 POLICIES = {"exhausted": RULE, "lost": LOST}
 
@@ -377,7 +377,7 @@ ACTS: Sequence[Act] = (
     Act("sweep once more: redrive by rule", 2, sweep()),
     Act("settle what was reclaimed", 0, settle_stalled()),
     Act(
-        "tune what is told of merged calls",
+        "tune which merged calls are recorded",
         0,
         tune("queue", "merged", record=("deduplicated", "debounced", "collected", "throttled")),
     ),
@@ -396,13 +396,13 @@ ACTS: Sequence[Act] = (
     Act("collect what was collected", 0, enqueue(mail(1), mail(0))),
     Act("collect as many as there may be, and another", 0.1, enqueue(mail(3), mail(4))),
     Act("throttle", 0, enqueue(*(call(f"throttled-{n}", throttle=THROTTLE) for n in range(3)))),
-    Act("enqueue beside a queued one at work", 0, enqueue(call("queued-2", QUEUED))),
-    Act("put a queued one back beside another", 0, exchange(BOB, {"queued": Interrupted("shutdown")})),
+    Act("enqueue with a queued one active", 0, enqueue(call("queued-2", QUEUED))),
+    Act("put a queued one back with another waiting", 0, exchange(BOB, {"queued": Interrupted("shutdown")})),
     Act("free unique keys", 0, exchange(BOB, {"unique": Rejected(ERROR), "ruled": Raised(ERROR)})),
     Act("take keys that are free", 0, enqueue(call("unique-3", UNIQUE), call("ruled-2", RULED))),
     Act("redrive while another holds the key", 0, revise(RedriveJob(ref("unique", "merged"), "me"))),
     Act("delete what is debounced", 0, revise(DeleteJob(ref("debounced", "merged"), "me"))),
-    Act("debounce anew", 0, enqueue(call("debounced-2", DEBOUNCED), call("debounced-4", DEBOUNCED))),
+    Act("debounce again", 0, enqueue(call("debounced-2", DEBOUNCED), call("debounced-4", DEBOUNCED))),
     Act("end a job under a key for a time", 0, exchange(BOB, {"timed": Returned(b"")})),
     Act("give a key for a time back", 0, revise(DeleteJob(ref("timed", "merged"), "me"))),
     Act("take a key for a time", 0, enqueue(call("timed-3", TIMED), call("mortal", MORTAL, ttl=SECOND))),
@@ -421,16 +421,16 @@ ACTS: Sequence[Act] = (
     Act("settle what stalled meanwhile", 0, settle_stalled()),
     Act("take a key whose time is over", 0, enqueue(call("passing-2", PASSING))),
     Act("claim what was gathered", 0, exchange(ALICE, order=ClaimRequest(("merged",), 4))),
-    Act("collect beside what is at work", 0, enqueue(mail(5))),
+    Act("collect with a batch active", 0, enqueue(mail(5))),
     Act("leave", 0, renew(ALICE, last=True)),
 )
 """Every verb that writes, and every kind of decision."""
 
 MERGE_KEYS: Sequence[MergeKey] = (UNIQUE, QUEUED, TIMED, PASSING, MORTAL, RULED, DEBOUNCED, COLLECTED)
 CALLS = [ref(name, "merged") for name in (*(f"mail-{n}" for n in range(7)), *(f"debounced-{n}" for n in range(2, 5)))]
-"""Calls that a job may have taken in."""
+"""Calls that a job may have merged."""
 
 MAY_VANISH = frozenset(
     {*(Ref("brief", f"b{n}") for n in range(4)), ref("ttl-discard", "aged"), ref("ttl-claim", "brief")}
 )
-"""What retention forgets, or a time to live that leaves no record."""
+"""What retention deletes, or a time to live that leaves no record."""

@@ -25,7 +25,7 @@ LANES = 4
 
 
 class CrashStorage(Protocol):
-    """The storage of one killed process, which it shares with no other."""
+    """The storage of one killed process, used by no other."""
 
     @property
     def url(self) -> str:
@@ -37,19 +37,19 @@ class CrashStorage(Protocol):
         ...
 
     def prove_whole(self) -> None:
-        """See that nothing there is half done."""
+        """Check that nothing there is half done."""
 
     def prove_empty(self) -> None:
-        """See that nothing is held there by anybody, now that all is over."""
+        """Check that no job holds anything there, now that all have ended."""
 
     def freeze(self) -> None:
-        """Have the server answer nothing from now on."""
+        """Make the server answer nothing from now on."""
 
     def await_request(self) -> None:
-        """Wait until a request lies before the server that it has not read."""
+        """Wait until the server has a request that it has not read."""
 
     def thaw(self) -> None:
-        """Let the server go on."""
+        """Let the server continue."""
 
 
 class CrashEnvironment(Protocol):
@@ -59,7 +59,7 @@ class CrashEnvironment(Protocol):
     """Whether a server can be frozen under a process, which is killed while its request lies unread."""
 
     def crash_storage(self, name: str, lane: int) -> CrashStorage:
-        """Return a place of this name, for a lane that no other shares its server with."""
+        """Return a place of this name, for a lane that shares its server with no other."""
         ...
 
     def close(self) -> None:
@@ -129,7 +129,7 @@ class SQLiteCrashStorage:
 
 
 class RedisEnvironment:
-    """A server for each lane, so that one can be frozen while the others go on."""
+    """A server for each lane, so that one can be frozen while the others continue."""
 
     freezes = True
 
@@ -176,13 +176,13 @@ class RedisCrashStorage:
             assert inconsistencies(client, base) == []
 
     def prove_empty(self) -> None:
-        """See `CrashStorage`: what is held follows from the records, and is held against them."""
+        """See `CrashStorage`: the holders follow from the records, and are compared with them."""
         self.prove_whole()
 
     def freeze(self) -> None:
         """See `CrashStorage`."""
         os.kill(self.pid, signal.SIGSTOP)
-        # The signal is sent, not yet heard.
+        # The signal is sent, but may not have arrived yet.
         until(lambda: _state_of(self.pid) == "T", "the server to stand still")
 
     def await_request(self) -> None:
@@ -199,6 +199,6 @@ def _state_of(pid: int) -> str:
 
 
 def _unread_at(port: int) -> bool:
-    """Say whether bytes lie in a socket of this port of the loopback that its process has not read."""
+    """Return whether a socket of this loopback port holds bytes that its process has not read."""
     table = Path("/proc/net/tcp").read_text()
     return any(int(unread, 16) > 0 for unread in re.findall(rf": 0100007F:{port:04X} \S+ 01 \S+:(\S+)", table))

@@ -2,7 +2,7 @@
 
 python exactly_once_worker.py URL INSERT FOLDER
 
-The first run of a job waits until another run of it has begun, so that both are at work at the same time.
+The first run of a job waits until another run of it has begun, so that both run at the same time.
 """
 
 import asyncio

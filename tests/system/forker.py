@@ -7,7 +7,7 @@ from tenure import Tenure
 
 app = Tenure()
 
-with open(os.environ["CREW_HANDLER_LOG"] + ".imports", "a") as imports:
+with open(os.environ["FLEET_HANDLER_LOG"] + ".imports", "a") as imports:
     imports.write("x")
     imports.flush()
     nth = imports.tell()

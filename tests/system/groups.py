@@ -1,4 +1,4 @@
-"""Control groups of our own, in which the kernel kills for memory: where a machine lets us make one."""
+"""Our own control groups, in which the kernel kills for memory, on machines where one can be created."""
 
 import contextlib
 import os
@@ -11,14 +11,14 @@ from functools import cache
 from pathlib import Path
 
 MOST = 256 << 20
-"""Bytes that all processes of a group may take together."""
+"""Bytes that all processes of a group may use together."""
 
 _ROOT = Path("/sys/fs/cgroup")
 
 
 @contextmanager
 def small_group() -> Generator[Path | None, None, None]:
-    """Make a control group of cgroup v1 or v2 for a while; None where that cannot be."""
+    """Create a control group of cgroup v1 or v2 for a while; None if that is impossible."""
     for parent, limit in [(_ROOT / "memory", "memory.limit_in_bytes"), (_ROOT, "memory.max")]:
         group = parent / f"tenure-test-{os.getpid()}"
         if parent == _ROOT and not (_ROOT / "cgroup.controllers").exists():
@@ -32,7 +32,7 @@ def small_group() -> Generator[Path | None, None, None]:
         try:
             yield group
         except BaseException as error:
-            error.add_note(told(group))
+            error.add_note(state_of(group))
             raise
         finally:
             _clear(group)
@@ -41,8 +41,8 @@ def small_group() -> Generator[Path | None, None, None]:
     yield None
 
 
-def told(group: Path) -> str:
-    """Say what a group has come to: how full it is, what the kernel did there, and who is in it."""
+def state_of(group: Path) -> str:
+    """Describe the state of a group: its memory, what the kernel did there, and its processes."""
     lines = [f"{group.name}:"]
     names = ("memory.usage_in_bytes", "memory.failcnt", "memory.oom_control", "memory.current", "memory.events")
     for path in [group / name for name in names if (group / name).exists()]:
@@ -61,7 +61,7 @@ def _inhabitants(group: Path) -> list[int]:
 
 
 def _clear(group: Path) -> None:
-    """End whoever is left there: a group with somebody in it cannot go."""
+    """Kill the processes that are left: a group with processes cannot be removed."""
     end = time.monotonic() + 10
     while (pids := _inhabitants(group)) and time.monotonic() < end:
         for pid in pids:
@@ -72,6 +72,6 @@ def _clear(group: Path) -> None:
 
 @cache
 def can_be_made() -> bool:
-    """Say whether this machine lets us make one."""
+    """Return whether a group can be created on this machine."""
     with small_group() as group:
         return group is not None

@@ -1,4 +1,4 @@
-"""An outage of the storage under work: busy workers, a producer that tries again, and checks of what happened.
+"""An outage of the storage under work: busy workers, a producer that retries, and checks of what happened.
 
 The handlers' log is outside of the storage, and the checks use its time stamps: they show when a worker began its first
 job after the outage, independently of when the test looks.
@@ -42,9 +42,9 @@ class OutageScenario:
         self.seconds = seconds
         """Seconds that the next jobs take."""
 
-        @self._app.task(name=f"crew.{task}")
+        @self._app.task(name=f"fleet_app.{task}")
         async def nap(seconds: float) -> str:
-            return f"the crew's rests for {seconds} s"
+            return f"the app rests for {seconds} s"
 
         self.nap = nap
 
@@ -94,7 +94,7 @@ class OutageScenario:
         """Note that the outage has ended. Return for each process after how many microseconds it began a job."""
         well_at = self.fleet.storage_now()
         # Enough jobs to keep all workers busy, enqueued without the link that the producer uses. This storage is opened
-        # here for the first time, so it has no earlier route to wait on and may meet a change of roles. It tries again;
+        # here for the first time, so it has no earlier route to wait on and may meet a change of roles. It retries;
         # the bound is measured from `well_at` anyway.
         calls = [self.nap.call(self.seconds).job for _ in range(20 * len(self.workers))]
 

@@ -1,7 +1,7 @@
-"""Reads the plain YAML that the files of examples/production are written in, and refuses all other.
+"""Reads the plain YAML in which the files of examples/production are written, and refuses everything else.
 
-Mappings and lists in blocks or in one line, and scalars in one line: no anchors, tags, folded texts or tabs. So a file
-that this reads says to everybody who knows YAML what it says here, and nothing need be installed for it.
+Mappings and lists in blocks or in one line, and scalars in one line: no anchors, tags, folded texts or tabs. So this
+reads a file as every YAML parser does, and nothing has to be installed for it.
 """
 
 import re
@@ -16,7 +16,7 @@ _TOKEN = re.compile(
 
 
 class NotPlainError(Exception):
-    """A line is no YAML, or more than this reads."""
+    """A line is not YAML, or not in the subset that this reads."""
 
 
 @dataclass
@@ -27,10 +27,10 @@ class _Line:
 
 
 def documents(text: str) -> list[Any]:
-    """Return what the documents of a file say.
+    """Return the contents of the documents of a file.
 
     Raises:
-        NotPlainError: there is something else in it.
+            NotPlainError: the file contains something else.
     """
     found: list[list[_Line]] = [[]]
     for number, line in enumerate(text.splitlines(), 1):
@@ -74,7 +74,7 @@ def _list(lines: list[_Line], indent: int) -> list[Any]:
         line = lines[0]
         inner = line.text[2:].lstrip()
         if _KEY.match(inner):
-            # The mapping that begins on this line goes on below, as far in as its first key stands.
+            # The mapping that begins on this line continues below, with the indentation of its first key.
             lines[0] = _Line(line.number, indent + len(line.text) - len(inner), inner)
             found.append(_mapping(lines, lines[0].indent))
         else:
@@ -89,7 +89,7 @@ def _mapping(lines: list[_Line], indent: int) -> dict[str, Any]:
         line = lines.pop(0)
         match = _KEY.match(line.text)
         if match is None or match[1] in found:
-            raise NotPlainError(f"line {line.number}: {line.text!r} is no new key")
+            raise NotPlainError(f"line {line.number}: {line.text!r} is not a new key")
         if match[2] is not None:
             found[match[1]] = _scalar(match[2], line.number)
         elif lines and (lines[0].indent > indent or (lines[0].indent == indent and lines[0].text.startswith("- "))):

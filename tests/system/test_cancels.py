@@ -1,4 +1,4 @@
-"""A cancel from another process reaches a run long before its worker would have asked."""
+"""A cancel from another process reaches a run long before its worker's next beat."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""A short act of the chaos: real processes are struck, and the audit finds nothing; the long one is `make chaos`."""
+"""Short chaos: real processes are killed and frozen, and the audit finds nothing; the long one is `make chaos`."""
 
 import sys
 from pathlib import Path
@@ -28,7 +28,7 @@ async def strike(storage: str, seed: int) -> None:
 
     outcome = await play(act, clock=SystemClock(), say=messages.append)
 
-    # In so short an act a slow fault leaves no time for others of its kind; that all kinds come is for the long one.
+    # In such a short run a slow fault leaves no time for others of its kind; the long one has all kinds.
     checks = [check for check in outcome.finding.checks if check.name != "faults were committed"]
     wrong = {check.name: check.examples for check in checks if not check.holds}
     assert messages
@@ -37,13 +37,13 @@ async def strike(storage: str, seed: int) -> None:
 
 
 async def test_on_sqlite_no_job_is_lost_or_silently_run_twice_under_chaos() -> None:
-    # The seed says what comes first: a stopped host, a killed supervisor, a stopped worker, all killed in a commit.
+    # This seed begins with: a stopped host, a killed supervisor, a stopped worker, all killed in a commit.
     await strike("sqlite", 6)
 
 
 @pytest.mark.usefixtures("start_redis")
 async def test_on_redis_no_job_is_lost_or_silently_run_twice_under_chaos(brand: Brand) -> None:
-    # Here: a killed supervisor, a killed server, a stopped worker, a sleeping server.
+    # This seed begins with: a killed supervisor, a killed server, a stopped worker, a frozen server.
     await strike(brand.name, 122)
 
 

@@ -1,4 +1,4 @@
-"""Real workers that claim nothing any more, although the storage would let them: they are replaced."""
+"""Real workers that claim nothing any more, although the storage would let them, are replaced."""
 
 import asyncio
 from collections.abc import Callable
@@ -23,7 +23,7 @@ def url(request: pytest.FixtureRequest) -> str:
 
 @pytest.mark.slow
 async def test_a_worker_that_alone_loses_the_storage_is_replaced_uncharged(make_fleet: MakeFleet, url: str) -> None:
-    # A minute by default; with so short a time for blocked loops, the shortest there is.
+    # A minute by default; with a limit this low for blocked loops, the lowest possible one.
     here = make_fleet(url=url, max_block="2s")
     parent = here.worker("-c", "2", "--no-reaper")
 
@@ -40,11 +40,11 @@ async def test_a_worker_that_alone_loses_the_storage_is_replaced_uncharged(make_
     here.enqueue("quick", 1, times=3)
     died: list[WorkerDied] = []
 
-    async def buried() -> bool:
+    async def recovered() -> bool:
         died[:] = [event for event in await here.events() if isinstance(event, WorkerDied)]
         return bool(died)
 
-    await here.until(buried, within=SHORTEST_LIMIT + CONFIRM_AFTER + 30)
+    await here.until(recovered, within=SHORTEST_LIMIT + CONFIRM_AFTER + 30)
     events = await here.events()
     hung = [event for event in events if isinstance(event, WorkerHung)]
 

@@ -15,14 +15,14 @@ pytestmark = [pytest.mark.system, pytest.mark.slow]
 
 ROOT = Path(__file__).resolve().parents[2]
 SEED = os.environ.get("TENURE_SEED", "0")
-"""What chooses the moments within the calls, and at which points the work goes on to its end."""
+"""The seed of the moments within the calls, and of the points at which the work continues to its end."""
 
 WITHIN = {"sqlite": (2, 1.0, 2), "redis": (0, 0.15, 1)}
-"""Of each storage: how many processes are killed at some moment within each call, after which share of all blows the
-work goes on to its end, and how many processes are killed within each call in all.
+"""For each storage: how many processes are killed at some moment within each call, after which share of all kills the
+work continues to its end, and how many processes are killed within each call in all.
 
-On Redis that is one whose request lies before the server, which has not read it yet and does it all the same. All other
-moments are as those between two calls: what a server got but in part it never does.
+On Redis one of them is killed while its request is unread at the server, which carries it out anyway. All other moments
+are like those between two calls: a server never carries out a part of a request.
 """
 
 
@@ -55,7 +55,7 @@ def test_a_process_may_be_killed_at_every_storage_call(
         if point["inside"] is not None
     )
     assert after == set(range(len(ACTS) + 1))
-    # The blows fell where they should, or they would have proved nothing.
+    # The kills happened where they should; otherwise they would prove nothing.
     assert within.total() == dies * len(ACTS)
     assert within["done"], within
     assert storage == "redis" or within["undone"], within

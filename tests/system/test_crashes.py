@@ -1,4 +1,4 @@
-"""Deaths that jobs cause: what is told of them, who is charged for them, and that nothing of them is left behind."""
+"""Deaths that jobs cause: what is recorded of them, who is charged, and that no process or descriptor is left."""
 
 import asyncio
 import json
@@ -25,7 +25,7 @@ MakeFleet = Callable[..., WorkerFleet]
 
 
 @pytest.fixture(params=["sqlite", pytest.param("redis", marks=pytest.mark.redis)])
-def crew(request: pytest.FixtureRequest, make_fleet: MakeFleet) -> MakeFleet:
+def storage_fleet(request: pytest.FixtureRequest, make_fleet: MakeFleet) -> MakeFleet:
     """Return a function that makes a worker fleet on each storage."""
     url = "" if request.param == "sqlite" else str(request.getfixturevalue("redis_url"))
 
@@ -54,7 +54,7 @@ def descriptors(pid: int) -> int:
 
 
 async def over(here: WorkerFleet, refs: list[Ref], *, within: float) -> None:
-    """Wait until these jobs are over."""
+    """Wait until these jobs have ended."""
 
     async def ended() -> bool:
         return await here.count(State.COMPLETED, State.FAILED) >= len(refs)
@@ -62,17 +62,17 @@ async def over(here: WorkerFleet, refs: list[Ref], *, within: float) -> None:
     await here.until(ended, within=within)
 
 
-async def full(here: WorkerFleet, pid: int, crew: int) -> None:
-    """Wait until a supervisor has so many children, all of which live and are at work."""
+async def full(here: WorkerFleet, pid: int, workers: int) -> None:
+    """Wait until a supervisor has this many children, all of them alive and registered."""
 
     async def complete() -> bool:
-        return sorted(children(pid)) == await here.pids() and len(await here.pids()) == crew
+        return sorted(children(pid)) == await here.pids() and len(await here.pids()) == workers
 
     await here.until(complete, within=60)
 
 
 async def deaths(here: WorkerFleet, many: int) -> list[WorkerDied]:
-    """Wait until so many deaths are on record, which they are once the jobs are free."""
+    """Wait until this many deaths are recorded, which happens once the jobs are free."""
     found: list[WorkerDied] = []
 
     async def recorded() -> bool:
@@ -83,18 +83,18 @@ async def deaths(here: WorkerFleet, many: int) -> list[WorkerDied]:
     return found
 
 
-@on_one_storage("crew", "redis")
-async def test_a_killed_run_leaves_a_post_mortem_that_the_command_line_shows(crew: MakeFleet) -> None:
-    here = crew(max_count="0", lease="8s")
+@on_one_storage("storage_fleet", "redis")
+async def test_a_killed_run_leaves_a_post_mortem_that_the_command_line_shows(storage_fleet: MakeFleet) -> None:
+    here = storage_fleet(max_count="0", lease="8s")
     here.worker("--processes", "2", "-c", "3")
-    (ref,) = here.enqueue("toil", 60)
+    (ref,) = here.enqueue("long_work", 60)
 
     async def looked_at() -> bool:
         return any(run.trace for detail in await here.details([ref]) for run in detail.runs)
 
     await here.until(looked_at, within=20)
     (running,) = await here.details([ref])
-    # Between its last beat and its death it stands still: however busy the machine is, no other beat comes in between.
+    # Between its last beat and its death it is stopped: even on a busy machine no other beat comes in between.
     os.kill(running.runs[-1].pid, signal.SIGSTOP)
     await asyncio.sleep(1.2)
     os.kill(running.runs[-1].pid, signal.SIGKILL)
@@ -108,7 +108,7 @@ async def test_a_killed_run_leaves_a_post_mortem_that_the_command_line_shows(cre
     assert "info: begun with care order=17" in text
     [ago] = re.findall(r"where its handler was at its last beat, ([0-9.]+) s before it died", text)
     assert float(ago) >= 1.2
-    assert "in toil" in text
+    assert "in long_work" in text
     assert "post-mortem of run 1" in shown
     assert "    await asyncio.sleep(seconds)" in shown
     assert "run 1 was lost because" not in shown
@@ -121,28 +121,32 @@ async def test_a_killed_run_leaves_a_post_mortem_that_the_command_line_shows(cre
 
 @pytest.mark.timeout(300)
 async def test_many_deaths_in_a_row_leave_all_workers_running_and_no_leak(
-    crew: MakeFleet, request: pytest.FixtureRequest
+    storage_fleet: MakeFleet, request: pytest.FixtureRequest
 ) -> None:
     times = amount("deaths of workers in a row") if "sqlite" in request.node.name else 20
-    here = crew(max_count="0", deaf="1")
+    here = storage_fleet(max_count="0", no_handlers="1")
     supervisor = here.worker("--processes", "4", "-c", "1", "--log-level", "error")
     await full(here, supervisor.pid, 4)
-    # The first death opens the storage, for the burials.
-    first = here.enqueue("vanish")
+    # The first death opens the storage, for the recoveries.
+    first = here.enqueue("exit_silently")
     await deaths(here, 1)
     await full(here, supervisor.pid, 4)
     before = descriptors(supervisor.pid)
-    refs = [*first, *here.enqueue("vanish", times=times // 2 - 1), *here.enqueue("suicide", times=times - times // 2)]
+    refs = [
+        *first,
+        *here.enqueue("exit_silently", times=times // 2 - 1),
+        *here.enqueue("kill_itself", times=times - times // 2),
+    ]
     await over(here, refs, within=240)
     await full(here, supervisor.pid, 4)
 
     died = await deaths(here, times)
     assert [(len(died), sum(event.jobs for event in died))] == [(times, times)]
     assert "Z" not in children(supervisor.pid).values()
-    # A leak would be one for each death; burials at the same time may each have a connection.
+    # A leak would be one for each death; concurrent recoveries may each have a connection.
     assert descriptors(supervisor.pid) <= before + 4
     stalled = {event.id: event for event in await here.events() if isinstance(event, JobStalled)}
-    # They die at once after their line. Room for a machine that is starting other workers: they share two cores.
+    # They die right after their line. The time allows for a machine that is starting other workers on two cores.
     took = sorted(at.timestamp() * SECOND - line.at for line in here.lines() if (at := stalled[line.id].at) is not None)
     assert len(took) == times
     assert took[len(took) * 9 // 10] < SECOND
@@ -150,11 +154,11 @@ async def test_many_deaths_in_a_row_leave_all_workers_running_and_no_leak(
     assert await here.count(State.FAILED) == times
 
 
-async def test_a_handler_that_exits_fails_only_its_own_job(crew: MakeFleet) -> None:
-    here = crew()
+async def test_a_handler_that_exits_fails_only_its_own_job(storage_fleet: MakeFleet) -> None:
+    here = storage_fleet()
     worker = here.worker("--processes", "2", "-c", "5")
     await full(here, worker.pid, 2)
-    crewmen = await here.pids()
+    workers_before = await here.pids()
     refs = [*here.enqueue("exits"), *here.enqueue("exits_in_thread"), *here.enqueue("nap", 0.2, times=5)]
     await over(here, refs, within=30)
     details = await here.details(refs)
@@ -162,18 +166,18 @@ async def test_a_handler_that_exits_fails_only_its_own_job(crew: MakeFleet) -> N
     assert [detail.job.state for detail in details] == [State.FAILED] * 2 + [State.COMPLETED] * 5
     assert [detail.job.error and detail.job.error.type for detail in details[:2]] == ["SystemExit", "SystemExit"]
     assert [detail.job.reason for detail in details[:2]] == ["exhausted"] * 2
-    assert await here.pids() == crewmen
+    assert await here.pids() == workers_before
 
 
 @pytest.mark.memory
-async def test_a_run_that_the_kernel_killed_for_memory_says_so(crew: MakeFleet) -> None:
-    here = crew(max_count="0")
+async def test_a_run_that_the_kernel_killed_for_memory_says_so(storage_fleet: MakeFleet) -> None:
+    here = storage_fleet(max_count="0")
     with small_group() as group:
         worker = here.worker("--processes", "2", "-c", "1", within=group)
-        # While it still imports and starts, a supervisor takes memory as well. Whoever asks for some between the death
-        # of the first victim and the moment when all of its memory is free may have to go as the next one.
+        # While it still imports and starts, a supervisor needs memory as well. A process that allocates between the
+        # death of the first victim and the moment when all of its memory is free may be the next victim.
         await full(here, worker.pid, 2)
-        (ref,) = here.enqueue("devour", 4_000)
+        (ref,) = here.enqueue("allocate", 4_000)
 
         async def ended() -> bool:
             assert worker.poll() is None, f"the supervisor itself has ended: {worker.returncode}\n{here.log()}"
@@ -199,11 +203,11 @@ async def test_a_run_that_the_kernel_killed_for_memory_says_so(crew: MakeFleet) 
     assert died.peak_memory > 100 << 20
 
 
-POISONS = ("vanish", "suicide", "crash")
+POISONS = ("exit_silently", "kill_itself", "crash")
 
 
-async def test_a_poison_job_fails_at_its_second_crash_and_neighbours_complete(crew: MakeFleet) -> None:
-    here = crew(max_count="1", deaf="1")
+async def test_a_poison_job_fails_at_its_second_crash_and_neighbours_complete(storage_fleet: MakeFleet) -> None:
+    here = storage_fleet(max_count="1", no_handlers="1")
     worker = here.worker("--processes", "2", "-c", "10")
     await full(here, worker.pid, 2)
     good = here.enqueue("nap", 0.5, times=30)
@@ -213,12 +217,12 @@ async def test_a_poison_job_fails_at_its_second_crash_and_neighbours_complete(cr
 
     for detail in await here.details(poison):
         assert (detail.job.state, detail.job.reason, detail.job.stalls) == (State.FAILED, "crashed", 2)
-        # The worker of its quarantine may have been another one's victim: that charges nobody who had his own process.
+        # Another job may have killed the worker of its quarantine: that does not charge isolated jobs.
         assert [run.reason for run in detail.runs if run.ended == "stalled"] == ["process_died"] * 2
     for detail in await here.details(good):
         assert detail.job.state is State.COMPLETED
         assert detail.job.stalls <= 1
-    # In a process of its own it may be another one's victim, and begin once more uncharged; beside others it is not.
+    # Isolated it may be killed by another job, and begin once more uncharged; on a shared worker it is not.
     workers = {died.pid for died in await deaths(here, 1)}
     starts = by_job([line for line in here.lines() if line.what == "start"])
     for detail in await here.details(poison):
@@ -227,10 +231,10 @@ async def test_a_poison_job_fails_at_its_second_crash_and_neighbours_complete(cr
         assert sum(line.pid in workers for line in began) <= detail.job.stalls, (began, detail.runs, here.log())
 
 
-async def test_two_kills_of_a_worker_charge_no_isolated_job(crew: MakeFleet) -> None:
-    here = crew(max_count="0", deaf="1")
+async def test_two_kills_of_a_worker_charge_no_isolated_job(storage_fleet: MakeFleet) -> None:
+    here = storage_fleet(max_count="0", no_handlers="1")
     here.worker("-c", "3")
-    refs = here.enqueue("secluded", 5.0, times=3)
+    refs = here.enqueue("isolated", 5.0, times=3)
     for run in (1, 2):
 
         async def begun(run: int = run) -> bool:
@@ -251,13 +255,13 @@ async def test_two_kills_of_a_worker_charge_no_isolated_job(crew: MakeFleet) -> 
         assert (detail.job.state, detail.job.stalls, detail.job.releases) == (State.COMPLETED, 0, 2)
 
 
-@on_one_storage("crew")
+@on_one_storage("storage_fleet")
 async def test_an_isolated_job_that_kills_its_worker_is_charged_each_fourth_time(
-    crew: MakeFleet,
+    storage_fleet: MakeFleet,
 ) -> None:
-    here = crew(max_count="1", deaf="1")
+    here = storage_fleet(max_count="1", no_handlers="1")
     here.worker("-c", "3")
-    (killer,) = here.enqueue("parricide")
+    (killer,) = here.enqueue("kill_worker")
     await over(here, [killer], within=180)
     (detail,) = await here.details([killer])
 
@@ -270,36 +274,36 @@ async def test_an_isolated_job_that_kills_its_worker_is_charged_each_fourth_time
     assert "its worker died while it ran, for the 4th time in a row" in detail.job.error.message
 
 
-@on_one_storage("crew", "redis")
-async def test_an_event_handler_that_kills_its_worker_charges_no_isolated_job(crew: MakeFleet) -> None:
-    here = crew(max_count="0", deaf="1", subscriber_kills="1")
+@on_one_storage("storage_fleet", "redis")
+async def test_an_event_handler_that_kills_its_worker_charges_no_isolated_job(storage_fleet: MakeFleet) -> None:
+    here = storage_fleet(max_count="0", no_handlers="1", subscriber_kills="1")
     here.worker("-c", "4")
-    refs = here.enqueue("secluded", 14.0, times=3)
+    refs = here.enqueue("isolated", 14.0, times=3)
 
     async def begun() -> bool:
         return len([line for line in here.lines() if line.what == "start"]) == 3
 
     await here.until(begun, within=30)
-    told = here.enqueue("nap", 0.0)
+    handled = here.enqueue("nap", 0.0)
     await deaths(here, 2)
-    await over(here, [*refs, *told], within=90)
+    await over(here, [*refs, *handled], within=90)
 
     assert [line.what for line in here.lines()].count("kill") >= 2
-    for detail in await here.details([*refs, *told]):
+    for detail in await here.details([*refs, *handled]):
         assert (detail.job.state, detail.job.stalls) == (State.COMPLETED, 0)
     assert all(detail.job.releases >= 1 for detail in await here.details(refs))
 
 
-@on_one_storage("crew")
+@on_one_storage("storage_fleet")
 async def test_a_poison_job_without_a_process_fails_at_its_second_crash(
-    crew: MakeFleet,
+    storage_fleet: MakeFleet,
 ) -> None:
-    here = crew(max_count="1", deaf="1", unfit="1")
+    here = storage_fleet(max_count="1", no_handlers="1", no_isolation="1")
     worker = here.worker("-c", "20")
     await full(here, worker.pid, 1)
     # It is never alone: these are in quarantine with it afterwards, and wait for processes before it does.
     good = here.enqueue("nap", 4.0, times=5)
-    (poison,) = here.enqueue("vanish")
+    (poison,) = here.enqueue("exit_silently")
     # And these never were.
     good += here.enqueue("nap", 4.0, times=5)
     await over(here, [*good, poison], within=60)
@@ -310,11 +314,11 @@ async def test_a_poison_job_without_a_process_fails_at_its_second_crash(
     assert "no process is available" in here.log()
 
 
-async def test_prefetched_jobs_are_not_charged_for_the_death_of_their_worker(crew: MakeFleet) -> None:
-    here = crew(deaf="1")
+async def test_prefetched_jobs_are_not_charged_for_the_death_of_their_worker(storage_fleet: MakeFleet) -> None:
+    here = storage_fleet(no_handlers="1")
     here.worker("-c", "1")
     jobs, at_hand = list[Ref](), list[JobDetail]()
-    # On a busy machine the latest runs may have been too long for any to be claimed ahead.
+    # On a busy machine the latest runs may have been too long for any job to be prefetched.
     while not at_hand and len(jobs) < 2000:
         jobs += here.enqueue("quick", 1, times=200)
         await over(here, jobs, within=30)

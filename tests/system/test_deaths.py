@@ -1,4 +1,4 @@
-"""Processes that die, hang and are orphaned: real signals, and bounds read off recorded stamps."""
+"""Processes that die, hang and are orphaned: real signals, and bounds measured from recorded timestamps."""
 
 import contextlib
 import os
@@ -20,7 +20,7 @@ MakeFleet = Callable[..., WorkerFleet]
 
 
 def gone(pid: int) -> bool:
-    """Say whether a process has ended; a zombie has."""
+    """Return whether a process has ended; a zombie has."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except (FileNotFoundError, ProcessLookupError):
@@ -28,12 +28,12 @@ def gone(pid: int) -> bool:
 
 
 def written(path: Path) -> bool:
-    """Say whether a file holds anything."""
+    """Return whether a file has contents."""
     return path.exists() and path.stat().st_size > 0
 
 
 def groups() -> set[int]:
-    """Return the process groups that live."""
+    """Return the live process groups."""
     found: set[int] = set()
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
@@ -44,10 +44,10 @@ def groups() -> set[int]:
 
 
 async def busy(fleet: WorkerFleet, *, workers: int = 1, besides: Collection[int] = ()) -> list[int]:
-    """Wait until so many worker processes besides those named hold jobs; return their pids.
+    """Wait until this many worker processes besides those named hold jobs; return their pids.
 
-    A process that was killed is seen to hold its jobs until they are recovered, so whoever kills several names those
-    it has killed.
+    A killed process still holds its jobs until they are recovered, so a test that kills several names those that it has
+    killed already.
     """
     found: list[int] = []
 
@@ -60,9 +60,9 @@ async def busy(fleet: WorkerFleet, *, workers: int = 1, besides: Collection[int]
 
 
 async def all_there(fleet: WorkerFleet, workers: int) -> None:
-    """Wait until so many worker processes have said hello.
+    """Wait until this many worker processes have registered.
 
-    On a busy machine the last one comes when the jobs that the first one took would be over, and finds none.
+    On a busy machine the last one registers when the jobs that the first one claimed have ended, and finds none.
     """
 
     async def greeted() -> bool:
@@ -120,10 +120,10 @@ async def test_a_sibling_sweep_leaves_dead_workers_to_their_supervisor(
         await here.until(often, within=30)
         assert {detail.job.stalls for detail in await here.details(refs)} == {0}
 
-    async def buried() -> bool:
+    async def recovered() -> bool:
         return any(isinstance(event, WorkerDied) for event in await here.events())
 
-    await here.until(buried, within=10)
+    await here.until(recovered, within=10)
     events = await here.events()
     assert [event.jobs for event in events if isinstance(event, WorkerDied)] == [2]
     for event in events:
@@ -210,14 +210,14 @@ async def test_processes_that_a_dead_child_had_started_are_killed(make_fleet: Ma
         return any(isinstance(event, WorkerDied) for event in await here.events())
 
     await here.until(died, within=5)
-    # The supervisor killed the group before it buried the child, so what was written is all there ever will be.
+    # The supervisor killed the group before it recovered the jobs of the child, so nothing more will be written.
     assert victim not in groups()
 
 
 async def test_processes_that_an_isolated_handler_started_end_with_the_worker(make_fleet: MakeFleet) -> None:
     here = make_fleet()
     here.worker("--processes", "2", "-c", "1")
-    here.enqueue("spawning_apart", 30)
+    here.enqueue("isolated_spawning", 30)
     (victim,) = await busy(here)
 
     async def works() -> bool:
@@ -265,7 +265,7 @@ async def test_a_worker_frozen_beyond_its_lease_is_fenced_off_when_it_wakes(make
     for event in events:
         if isinstance(event, JobStalled) and event.id in held:
             assert event.at is not None
-            # Room for a slow machine: the sweeping process shares two cores with the others.
+            # Time for a slow machine: the sweeping process shares two cores with the others.
             assert event.at.timestamp() * SECOND - stopped_at < bound + SECOND
     outcomes = [event.id for event in events if isinstance(event, JobCompleted)]
     assert sorted(outcomes) == sorted(ref.id for ref in refs)
@@ -278,7 +278,7 @@ async def test_a_handler_that_blocks_the_event_loop_keeps_its_lease(make_fleet: 
     here = make_fleet()
     here.worker("-c", "2")
     here.worker("-c", "2", "-q", "elsewhere")
-    (ref,) = here.enqueue("hog", 8)
+    (ref,) = here.enqueue("block_loop", 8)
 
     async def completed() -> bool:
         return await here.count(State.COMPLETED) == 1
@@ -289,7 +289,7 @@ async def test_a_handler_that_blocks_the_event_loop_keeps_its_lease(make_fleet: 
 
 
 @pytest.mark.statement(98)
-async def test_the_first_sigterm_drains_and_the_second_hands_back_at_once(make_fleet: MakeFleet) -> None:
+async def test_the_first_sigterm_drains_and_the_second_releases_at_once(make_fleet: MakeFleet) -> None:
     here = make_fleet(lease="20s")
     patient = here.alone("-c", "1")
     (first,) = here.enqueue("nap", 2)
@@ -341,7 +341,7 @@ async def test_a_worker_that_waits_for_a_locked_storage_to_open_obeys_signals(ma
         assert worker.wait(5) in (0, 128 + signal.SIGTERM)
 
 
-async def test_a_thread_that_will_not_end_does_not_hold_up_its_worker(make_fleet: MakeFleet) -> None:
+async def test_a_thread_that_does_not_end_does_not_delay_its_workers_stop(make_fleet: MakeFleet) -> None:
     here = make_fleet(lease="20s")
     worker = here.alone("-c", "1", "--drain", "0s")
     (ref,) = here.enqueue("blocking", 60)
@@ -349,13 +349,13 @@ async def test_a_thread_that_will_not_end_does_not_hold_up_its_worker(make_fleet
     worker.send_signal(signal.SIGTERM)
     assert worker.wait(8) == 0
     (detail,) = await here.details([ref])
-    # Due again only when the process, and with it the thread, is surely gone.
+    # Due again only when the process, and with it the thread, has surely ended.
     assert (detail.job.state, detail.job.releases) == (State.DELAYED, 1)
 
 
 async def test_children_that_cannot_start_are_not_started_for_ever(make_fleet: MakeFleet) -> None:
     here = make_fleet()
-    done = here.run("worker", "crew:nothing", "--processes", "2")
+    done = here.run("worker", "fleet_app:nothing", "--processes", "2")
 
     assert done.returncode == 2
     assert "nothing" in done.stderr
@@ -395,6 +395,6 @@ async def test_the_handler_log_and_the_history_agree_after_many_kills(make_fleet
             if line.what in ("start", "end"):
                 assert runs[line.run].fence == line.fence
                 if line.run == 1:
-                    # The run after a crash is in quarantine: in a process of its own, under the worker's name.
+                    # The run after a crash is in quarantine: in an isolated process, under the worker's name.
                     assert runs[line.run].pid == line.pid
         assert [run.ended for run in detail.runs].count("completed") == 1

@@ -20,16 +20,16 @@ pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(360)]
 PROCESSES = 8
 
 LONG = "20s"
-"""The lease of tests in which each stall counts: on a busy machine a short one runs out though no process died."""
+"""The lease of tests in which each stall counts: on a busy machine a short one expires though no process died."""
 
 
 async def work_off(
     here: WorkerFleet, refs: list[Ref], *, kills: int, seed: int, more: Callable[[], list[Ref]]
 ) -> list[int]:
-    """Let eight processes work the jobs off, and kill busy ones on the way; return whom.
+    """Let eight processes run the jobs, and kill busy ones meanwhile; return the killed pids.
 
-    `more` enqueues further jobs: the processes may have done all of `refs` before the test has looked often enough, and
-    each kill is to meet a process at work. They are added to `refs`.
+    `more` enqueues further jobs: the processes may have run all of `refs` before the test has looked often enough, and
+    each kill must hit a process that runs a job. They are added to `refs`.
     """
     rng, planned = Random(seed), len(refs)
     here.worker("--processes", str(PROCESSES), "-c", "5")
@@ -38,12 +38,12 @@ async def work_off(
 
     async def finished() -> bool:
         done = await here.count(*over)
-        # A kill is due each time so much more work has been done: by state, not by time.
+        # A kill is due each time this much more work has been done: by state, not by time.
         if len(killed) < kills and done >= planned * (len(killed) + 1) // (kills + 2):
             held = {pid: await here.active(pid) for pid in await here.pids() if pid not in killed}
             holding = [pid for pid, jobs in held.items() if jobs]
             if holding:
-                # Whoever holds a job that has stalled before goes first: it is the second death that is in question.
+                # A process with a job that has stalled before goes first: the second death is what the test is about.
                 rng.shuffle(holding)
                 holding.sort(key=lambda pid: -sum(job.stalls for job in held[pid]))
                 killed.append(holding[0])
@@ -57,17 +57,17 @@ async def work_off(
 
 
 def quarantined(runs: Sequence[RunRecord], number: int) -> bool:
-    """Say whether a run was to have a process of its own, below that of the worker on record.
+    """Return whether a run was to have an isolated process, below that of the recorded worker.
 
-    It has one if the run before was cut off with its process. A run that had not begun, or ended beside the one to
-    blame, is released, and leaves that as it was.
+    It has one if the run before was cut off with its process. A run that had not begun, or was ended by another run of
+    its process, is released, and leaves that unchanged.
     """
     before = [run.ended for run in runs if run.number < number and run.ended != "released"]
     return bool(before) and before[-1] == "stalled"
 
 
 def check(details: list[JobDetail], lines_of: dict[str, list[Line]]) -> None:
-    """Hold the records against what the handlers wrote."""
+    """Compare the records with what the handlers wrote."""
     for detail in details:
         runs = {run.number: run for run in detail.runs}
         lines = lines_of.get(detail.job.id, [])
@@ -88,7 +88,7 @@ async def test_every_job_completes_though_processes_are_killed_at_random(
     make_fleet: Callable[..., WorkerFleet],
 ) -> None:
     here = make_fleet(max_count="1000")
-    # The batches to follow may exceed the 10,000 that a queue keeps, and all jobs are to be looked at.
+    # The later batches may exceed the 10,000 that a queue keeps, and all jobs are to be checked.
     await here.storage.tune(Target("queue", "default"), Settings(retention=RetentionRules(completed=KeepRule(FOREVER))))
     refs = here.enqueue("quick", 7, times=8_000)
     killed = await work_off(here, refs, kills=8, seed=1, more=lambda: here.enqueue("quick", 7, times=2_000))
@@ -104,7 +104,7 @@ async def test_only_jobs_that_may_have_caused_two_deaths_fail(
     make_fleet: Callable[..., WorkerFleet],
 ) -> None:
     here = make_fleet(max_count="1", lease=LONG)
-    # Of different lengths, or workers take five at a time in step: who has nothing but five in quarantine spares none.
+    # Of different lengths, or workers take five at a time in step: one that has only five in quarantine spares none.
     naps = [(0.1,), (0.17,), (0.29,), (0.37,)]
     refs = here.enqueue_in_turns("nap", naps, times=150)
     await work_off(here, refs, kills=12, seed=2, more=lambda: here.enqueue_in_turns("nap", naps, times=25))
@@ -114,7 +114,7 @@ async def test_only_jobs_that_may_have_caused_two_deaths_fail(
     check(details, by_job([line for line in here.lines() if line.what != "heard"]))
     for detail in details:
         died = [run for run in detail.runs if run.reason == "process_died"]
-        # In a process of its own it was not what ended the worker beside, unless that had nothing else to do.
+        # An isolated job did not end the worker of the others, unless the worker had nothing else to do.
         spared += sum(run.ended == "released" for run in died)
         assert detail.job.stalls == sum(run.ended == "stalled" for run in died) <= 2
         assert (detail.job.state is State.FAILED) == (detail.job.stalls == 2)
@@ -127,7 +127,7 @@ async def test_a_poison_job_fails_at_its_second_death_and_all_others_complete(
     make_fleet: Callable[..., WorkerFleet],
 ) -> None:
     here = make_fleet(max_count="1", lease=LONG)
-    (poison,) = here.enqueue("suicide")
+    (poison,) = here.enqueue("kill_itself")
     here.worker("--processes", "2", "-c", "1")
 
     async def failed() -> bool:

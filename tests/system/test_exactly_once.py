@@ -37,8 +37,8 @@ SCRIPT = Path(__file__).with_name("exactly_once_worker.py")
 UNFINISHED = (State.WAITING, State.DELAYED, State.ACTIVE)
 
 
-class Crew:
-    """Worker processes, of which some are killed or paused from time to time."""
+class WorkerProcesses:
+    """Worker processes, some of which are killed or paused from time to time."""
 
     def __init__(self, *arguments: str) -> None:
         self._arguments = arguments
@@ -96,7 +96,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @contextlib.contextmanager
 def connected(url: str) -> Generator[Any]:
-    """Connect to the database of a queue, past the queue."""
+    """Connect to the database of a queue, without the storage."""
     if urlsplit(url).scheme == "sqlite":
         connection: Any = sqlite3.connect(url.removeprefix("sqlite:///"), isolation_level=None, timeout=60)
     else:
@@ -115,12 +115,12 @@ async def test_overlapping_runs_write_one_row_for_each_job(url: str, tmp_path: P
     with connected(url) as connection:
         connection.execute("CREATE TABLE charge (job text, run bigint)")
     rng = Random(18)
-    crew = Crew(url, insert, str(tmp_path))
+    fleet = WorkerProcesses(url, insert, str(tmp_path))
     refs: list[Ref] = []
     try:
         async with asyncio.TaskGroup() as group:
             faults = [
-                group.create_task(crew.disturb(rng)),
+                group.create_task(fleet.disturb(rng)),
                 group.create_task(take_jobs(app.storage, app.runtime().owner("reaper"), rng)),
             ]
             for first in range(0, JOBS, WAVE):
@@ -133,7 +133,7 @@ async def test_overlapping_runs_write_one_row_for_each_job(url: str, tmp_path: P
             for fault in faults:
                 fault.cancel()
     finally:
-        crew.end()
+        fleet.end()
 
     details = [detail for detail in await app.storage.get(refs) if detail is not None]
     await app.storage.close()
@@ -147,12 +147,12 @@ async def test_overlapping_runs_write_one_row_for_each_job(url: str, tmp_path: P
     # The row is that of the run which completed the job.
     ended = {(detail.job.id, run.number) for detail in details for run in detail.runs if run.ended == "completed"}
     assert ended == {(str(job), run) for job, run in rows}
-    # The test is worth something only if the runs did overlap.
+    # The test shows something only if the runs did overlap.
     assert min(starts) >= 2
     assert len(notes["refused"]) >= JOBS // 50
-    assert crew.killed
-    assert crew.paused
+    assert fleet.killed
+    assert fleet.paused
     print(
         f"{JOBS} jobs, {sum(starts)} runs, {len(notes['refused'])} transactions refused, "
-        f"{crew.killed} workers killed, {crew.paused} paused"
+        f"{fleet.killed} workers killed, {fleet.paused} paused"
     )

@@ -1,4 +1,4 @@
-"""Exclusive rights of handlers in threads that nothing can stop: one at a time, and charged once, in real processes."""
+"""Exclusive rights of handlers in threads that cannot be stopped: one at a time, charged once, in real processes."""
 
 import asyncio
 import json
@@ -30,7 +30,7 @@ def begun(fleet: WorkerFleet) -> list[Line]:
 
 
 def most_at_once(fleet: WorkerFleet) -> int:
-    """Return how many handlers were at work at a time, by what they themselves have noted."""
+    """Return how many handlers ran at a time, by their own notes."""
     runs: dict[tuple[str, int], list[int]] = {}
     for line in fleet.lines():
         runs.setdefault((line.id, line.run), []).append(line.at)
@@ -58,7 +58,7 @@ async def ignored(fleet: WorkerFleet) -> list[JobStopIgnored]:
     ),
     indirect=["here"],
 )
-async def test_a_supervised_worker_leaves_with_a_thread_that_will_not_stop(here: WorkerFleet, task: str) -> None:
+async def test_a_supervised_worker_ends_with_a_thread_that_does_not_stop(here: WorkerFleet, task: str) -> None:
     here.worker("-c", "10", "--drain", f"{DRAIN:g}s")
     (ref,) = here.enqueue(task, 60)
     detail = await over(here, ref, within=60)
@@ -80,7 +80,7 @@ async def test_a_supervised_worker_leaves_with_a_thread_that_will_not_stop(here:
         assert run.end is not None
         # Its end freed the right, and its thread did nothing after that.
         assert max(line.at for line in here.lines() if line.run == run.number) <= run.end
-        # A second until it was asked to stop, two to obey, the drain, and four to leave.
+        # A second until it was asked to stop, two to obey, the drain, and four to end.
         assert (run.end - run.start) / 1_000_000 < 1 + 2 + DRAIN + 4 + 1
 
 
@@ -107,11 +107,11 @@ async def test_a_killed_worker_frees_the_right_and_the_first_reason_stands(here:
 
 
 @on_one_storage("here", "redis")
-async def test_a_healthy_thread_keeps_its_right_while_its_worker_leaves(here: WorkerFleet) -> None:
+async def test_a_healthy_thread_keeps_its_right_while_its_worker_stops(here: WorkerFleet) -> None:
     leaving = here.worker("-c", "10", "--drain", "500ms")
     (ref,) = here.enqueue("silent", 0.4)
     await over(here, ref, within=30)
-    # One that goes on beyond the drain, within what it may be silent, and one that waits for its key.
+    # One continues beyond the drain, within what it may be silent, and one waits for its key.
     held, waiting = here.enqueue_in_turns("guarded", [(60,), (0.2,)], times=1)
 
     async def one_runs() -> bool:

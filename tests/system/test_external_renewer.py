@@ -1,4 +1,4 @@
-"""Handlers that block the loop or hold the interpreter: they keep their leases, for somebody renews from outside."""
+"""Handlers that block the loop or hold the interpreter keep their leases: the supervisor renews them."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -15,18 +15,18 @@ pytestmark = pytest.mark.system
 MakeFleet = Callable[..., WorkerFleet]
 
 LEASE = 1.2
-"""Seconds; each of these handlers goes on for three of them."""
+"""Seconds; each of these handlers runs for three of them."""
 
 ALONE = """
 import asyncio
-import crew
+import fleet_app
 
 async def work():
-    await crew.app.worker(concurrency=2, reaper=False).run()
+    await fleet_app.app.worker(concurrency=2, reaper=False).run()
 
 asyncio.run(work())
 """
-"""A worker in somebody's own process, without a supervisor; it leaves the sweeps to those who are to take from it."""
+"""A worker in a user's own process, without a supervisor; other reapers sweep and recover its jobs."""
 
 SECOND = 1_000_000
 TIMING = {"lease": f"{LEASE}s", "sweep": "300ms", "grace": "300ms"}
@@ -39,7 +39,7 @@ def place(request: pytest.FixtureRequest) -> str:
 
 
 async def completed(here: WorkerFleet, many: int, *, within: float = 20) -> None:
-    """Wait until so many jobs are completed."""
+    """Wait until this many jobs are completed."""
 
     async def done() -> bool:
         return await here.count(State.COMPLETED) == many
@@ -48,12 +48,12 @@ async def completed(here: WorkerFleet, many: int, *, within: float = 20) -> None
 
 
 def of_trouble(events: list[AnyEvent]) -> list[AnyEvent]:
-    """Return the events that tell of a worker or a run that was lost."""
+    """Return the events of lost workers and runs."""
     return [event for event in events if isinstance(event, JobStalled | RunFenced | WorkerDied | WorkerHung)]
 
 
 def warnings(here: WorkerFleet) -> list[str]:
-    """Return the lines in which somebody warns of a handler that lets nothing else go on."""
+    """Return the lines that warn of a handler that blocks its process."""
     return [
         line for line in here.log().splitlines() if "no other code runs" in line or "blocked the event loop" in line
     ]
@@ -83,7 +83,7 @@ async def test_a_handler_that_blocks_its_process_keeps_its_lease_with_a_warning(
     assert not of_trouble(await here.events())
     (warning,) = warnings(here)
     assert ref.id in warning
-    assert "crew.py:" in warning
+    assert "fleet_app.py:" in warning
     assert f"in {task}" in warning
 
 
@@ -95,12 +95,12 @@ async def test_jobs_claimed_with_a_handler_that_holds_the_gil_run_after_it(make_
     async def there() -> bool:
         return len(await here.pids()) == 1
 
-    # What a worker writes at its start is written by then: a thread of it that is held amid that holds SQLite's lock.
+    # The lines of a worker's start are written by then: a thread that is held while it writes them holds SQLite's lock.
     await here.until(there, within=20)
     refs = here.enqueue("hold_gil", 3 * LEASE, times=2)
     await completed(here, 2)
 
-    # The supervisor has had the leases of both renewed, so the second is not handed back as lost when its turn comes.
+    # The supervisor has renewed the leases of both, so the second is not released as lost when its turn comes.
     found = [[(run.ended, run.reason) for run in detail.runs] for detail in await here.details(refs)]
     assert found == [[("completed", None)]] * 2
     assert not of_trouble(await here.events())
@@ -108,7 +108,7 @@ async def test_jobs_claimed_with_a_handler_that_holds_the_gil_run_after_it(make_
 
 async def test_an_unsupervised_worker_loses_a_lease_while_its_gil_is_held(make_fleet: MakeFleet, place: str) -> None:
     here = make_fleet(url=place, **TIMING)
-    # Somebody else who sweeps, and takes from it what it has lost.
+    # Another reaper sweeps, and takes from it what it has lost.
     here.worker("-c", "1", "-q", "elsewhere")
     here.process("-c", ALONE)
 
@@ -141,7 +141,7 @@ async def test_a_worker_or_isolated_process_blocked_beyond_max_block_is_replaced
     await here.until(failed, within=30)
     (detail,) = await here.details([ref])
     assert (detail.job.reason, detail.job.stalls) == ("stalled", 2)
-    # The second run is alone in a process of its own, where it may block for no longer.
+    # The second run is alone in an isolated process, where the same limit holds.
     assert [(run.ended, run.reason) for run in detail.runs] == [("stalled", "loop_blocked")] * 2
     (hung,) = [event for event in await here.events() if isinstance(event, WorkerHung)]
     assert 2.0 < hung.blocked_for < 4.0
@@ -171,12 +171,12 @@ async def test_a_run_past_its_timeout_on_a_blocked_loop_ends_with_its_process(
     (detail,) = await here.details([overdue])
     assert (detail.runs[0].ended, "its timeout of 500ms" in (detail.runs[0].detail or "")) == ("timed_out", True)
     assert detail.runs[0].end is not None
-    # Half a second of its own, two until it is ended with its process, and the room of a machine that is busy.
+    # Half a second of its own, two until it is ended with its process, and time for a busy machine.
     assert detail.runs[0].end - detail.runs[0].start < 4.5 * SECOND
     assert (detail.job.failures, detail.job.stalls) == (1, 0)
-    beside = [item for item in await here.details(neighbours) if item.runs[0].pid == detail.runs[0].pid]
-    assert {detail.runs[0].ended for detail in beside} <= {"released"}
-    assert {detail.job.stalls for detail in beside} <= {0}
+    others = [item for item in await here.details(neighbours) if item.runs[0].pid == detail.runs[0].pid]
+    assert {detail.runs[0].ended for detail in others} <= {"released"}
+    assert {detail.job.stalls for detail in others} <= {0}
 
 
 def children(pid: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""How workers leave: told to stop, replaced one by one, worn out, overtaken by new code; and what systemd hears."""
+"""How workers end: by a stop signal, replaced one by one, recycled, with new code; and the messages to systemd."""
 
 import asyncio
 import os
@@ -38,7 +38,7 @@ def here(request: pytest.FixtureRequest, make_fleet: Callable[..., WorkerFleet])
 
 
 async def lateness(seconds: float) -> float:
-    """Return by how much this machine lets a sleeper wait too long, at worst, for so many seconds."""
+    """Return by how much this machine delays a sleep, at worst, within this many seconds."""
     worst, end = 0.0, time.monotonic() + seconds
     while (now := time.monotonic()) < end:
         await asyncio.sleep(0.005)
@@ -72,7 +72,7 @@ async def test_a_sigterm_ends_claiming_and_releases_runs_that_outlast_the_drain(
 
     await here.until(all_begun, within=30)
     (mine,) = {line.pid for line in here.lines()}
-    # The others are there before, with room for all that is handed to them, and the stream keeps everybody busy.
+    # The others are there before, with room for all released jobs, and the stream of jobs keeps all of them busy.
     here.worker("-c", "20", "--drain", "0s")
 
     async def both() -> bool:
@@ -85,23 +85,23 @@ async def test_a_sigterm_ends_claiming_and_releases_runs_that_outlast_the_drain(
         return sum(line.pid == mine for line in here.lines()) > len(long) + 20
 
     await here.until(flows, within=20)
-    told_at, began = time.time_ns() // 1000, time.monotonic()
+    sent_at, began = time.time_ns() // 1000, time.monotonic()
     for pid in [leaving.pid, *(children(leaving.pid) if processes == "all of them" else [])]:
         os.kill(pid, signal.SIGTERM)
     late = await lateness(0.5)
 
     assert await asyncio.to_thread(leaving.wait, 30) == 0
     took = time.monotonic() - began
-    # Three processes have a part in it, each of which may have to wait for this machine.
+    # Three processes take part in it, each of which may have to wait for this machine.
     room = FETCHING + 3 * late
     last = max(line.at for line in here.lines() if line.pid == mine and line.what == "start")
     print(
-        f"the last run began {(last - told_at) / SECOND:+.3f} s after SIGTERM ({late:.3f} s late); gone in {took:.2f} s"
+        f"the last run began {(last - sent_at) / SECOND:+.3f} s after SIGTERM ({late:.3f} s late); gone in {took:.2f} s"
     )
-    assert (last - told_at) / SECOND < room
+    assert (last - sent_at) / SECOND < room
     assert took < 2 + 5
-    # There was more to fetch.
-    assert max(line.at for line in here.lines() if line.what == "start") > told_at + 2 * FETCHING * SECOND
+    # There was more to claim.
+    assert max(line.at for line in here.lines() if line.what == "start") > sent_at + 2 * FETCHING * SECOND
 
     async def over() -> bool:
         return await here.count(State.COMPLETED) == len(stream)
@@ -110,7 +110,7 @@ async def test_a_sigterm_ends_claiming_and_releases_runs_that_outlast_the_drain(
     begun = {(line.id, line.run) for line in here.lines() if line.what == "start"}
     for detail in await here.details(stream):
         assert (detail.job.failures, detail.job.stalls) == (0, 0)
-        # All that had begun at the signal fitted the drain. A claim that was under way is handed back unbegun.
+        # All that had begun at the signal fitted the drain. A claim that was in flight is released unbegun.
         for run in detail.runs:
             assert run.ended == ("completed" if (detail.job.id, run.number) in begun else "released")
 
@@ -155,7 +155,7 @@ async def test_signals_that_end_other_processes_drain_a_worker_or_do_nothing(
     # A terminal that closes sends its signal to all, and a shell in it once more.
     for _ in range(2):
         for pid in processes:
-            # A child without a run has left by the second signal. A child that started first may have ended its run.
+            # A child without a run has ended by the second signal. A child that started first may have ended its run.
             with suppress(ProcessLookupError):
                 os.kill(pid, number)
         await asyncio.sleep(0.2)
@@ -166,7 +166,7 @@ async def test_signals_that_end_other_processes_drain_a_worker_or_do_nothing(
     assert not [event for event in await here.events() if isinstance(event, WorkerDied | JobReleased | JobStalled)]
 
 
-async def test_a_worker_that_was_started_to_ignore_a_closing_terminal_goes_on(
+async def test_a_worker_started_to_ignore_a_closing_terminal_continues(
     make_fleet: Callable[..., WorkerFleet],
 ) -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as `nohup` does
@@ -194,16 +194,16 @@ ROUNDS = amount("rolling restarts") // ROLLERS
 
 
 async def roll(here: WorkerFleet) -> None:
-    """Restart one worker after the other, as often as `amount` says, over a stream of jobs."""
+    """Restart one worker after the other, as often as `amount` says, during a stream of jobs."""
     app = Tenure(here.url, timing=timing_of(here.env))
 
-    @app.task(name="crew.nap")
+    @app.task(name="fleet_app.nap")
     async def nap(seconds: float) -> str:
-        return f"the crew rests for {seconds} s"
+        return f"the app rests for {seconds} s"
 
-    @app.task(name="crew.blocking")
+    @app.task(name="fleet_app.blocking")
     def blocking(seconds: float) -> str:
-        return f"the crew rests for {seconds} s"
+        return f"the app rests for {seconds} s"
 
     refs: list[Ref] = []
     flowing = True
@@ -270,7 +270,7 @@ async def roll(here: WorkerFleet) -> None:
 async def test_rolling_restarts_complete_each_job_once_and_charge_nothing(
     make_fleet: Callable[..., WorkerFleet],
 ) -> None:
-    await roll(make_fleet(**USUAL, deaf="1"))
+    await roll(make_fleet(**USUAL, no_handlers="1"))
 
 
 @pytest.mark.slow
@@ -279,7 +279,7 @@ async def test_rolling_restarts_complete_each_job_once_and_charge_nothing(
 async def test_rolling_restarts_on_redis_complete_each_job_once(
     make_fleet: Callable[..., WorkerFleet], redis_url: str
 ) -> None:
-    await roll(make_fleet(**USUAL, deaf="1", url=redis_url))
+    await roll(make_fleet(**USUAL, no_handlers="1", url=redis_url))
 
 
 async def test_processes_that_grow_are_replaced_and_their_jobs_run_once(here: WorkerFleet) -> None:
@@ -302,7 +302,7 @@ async def test_processes_that_grow_are_replaced_and_their_jobs_run_once(here: Wo
     assert not [event for event in await here.events() if isinstance(event, WorkerDied | JobStalled | JobReleased)]
 
 
-async def test_a_process_begins_so_many_jobs_and_no_more_and_the_next_takes_over(
+async def test_a_process_begins_max_jobs_jobs_and_the_next_takes_over(
     make_fleet: Callable[..., WorkerFleet],
 ) -> None:
     here = make_fleet(**USUAL)
@@ -315,7 +315,7 @@ async def test_a_process_begins_so_many_jobs_and_no_more_and_the_next_takes_over
         assert [run.ended for run in detail.runs] == ["completed"]
 
 
-async def test_without_supervisor_a_worker_that_is_worn_out_ends_well(make_fleet: Callable[..., WorkerFleet]) -> None:
+async def test_without_a_supervisor_a_recycled_worker_ends_successfully(make_fleet: Callable[..., WorkerFleet]) -> None:
     here = make_fleet(**USUAL)
     here.enqueue("nap", 0.1, times=5)
 
@@ -335,7 +335,7 @@ def version() -> int:
 
 def reloading(folder: Path, url: str, log: Path) -> "subprocess.Popen[bytes]":
     """Start a worker that reloads the code of a folder."""
-    # Caches are what it must not take for code, so there shall be some.
+    # Caches must not count as code, so there have to be some.
     env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     command = [sys.executable, "-m", "tenure", "worker", "shop:app", "--reload", "--drain", "1s"]
     with log.open("wb") as said:
@@ -357,7 +357,7 @@ async def test_new_code_replaces_the_processes_once_and_broken_code_does_not(tmp
         (tmp_path / "saved").write_text(text)
         (tmp_path / "saved").replace(module)
 
-    async def told(words: str, times: int = 1) -> None:
+    async def logged(words: str, times: int = 1) -> None:
         end = time.monotonic() + 30
         while log.read_text().count(words) < times:
             assert time.monotonic() < end, log.read_text()
@@ -367,11 +367,11 @@ async def test_new_code_replaces_the_processes_once_and_broken_code_does_not(tmp
         async with app:
             assert await (await version.enqueue()).result(timeout=30) == 1
             save(SHOP.format(version=22))
-            await told("shop.py changed; replacing the workers")
-            await told(") starts: ", 2)
+            await logged("shop.py changed; replacing the workers")
+            await logged(") starts: ", 2)
             assert await (await version.enqueue()).result(timeout=30) == 22
-            save("this is no Python\n")
-            await told("retrying when the code changes")
+            save("this is not Python\n")
+            await logged("retrying when the code changes")
             save(SHOP.format(version=4444))
             assert await (await version.enqueue()).result(timeout=30) == 4444
         worker.terminate()
@@ -408,7 +408,7 @@ async def main():
 
 asyncio.run(main())
 """
-"""A program of somebody's own with a worker or a reaper in it, and a plain event handler that never returns."""
+"""A user's own program with a worker or a reaper in it, and a plain event handler that never returns."""
 
 
 @pytest.mark.parametrize("what", ["worker", "reaper"])
@@ -443,7 +443,7 @@ async def test_systemd_gets_ready_watchdog_and_stopping_messages(
 
         worker = here.worker("-c", "1")
         await hear(until=b"READY=1")
-        (ref,) = here.enqueue("hog", 1.5)
+        (ref,) = here.enqueue("block_loop", 1.5)
         ready_at = heard[-1][0]
         while time.monotonic() < ready_at + 3:
             await hear(until=b"WATCHDOG=1")
@@ -454,8 +454,8 @@ async def test_systemd_gets_ready_watchdog_and_stopping_messages(
     assert await asyncio.to_thread(worker.wait, 30) == 0
     words = Counter(word for _, word in heard)
     assert (words[b"READY=1"], words[b"STOPPING=1"]) == (1, 1)
-    # Four a second; half of them is room for a slow machine.
+    # Four a second; half of them allow for a slow machine.
     assert words[b"WATCHDOG=1"] >= 6
-    # A handler that blocks its loop for a while is no reason to be restarted.
+    # A handler that blocks its loop for a while must not cause a restart.
     (detail,) = await here.details([ref])
     assert [run.ended for run in detail.runs] == ["completed"]

@@ -1,4 +1,4 @@
-"""Workers on uvloop: what they are asked to run on they run on, and keep their word there too."""
+"""Workers on uvloop: they run on the loop that was requested, and keep every promise there too."""
 
 import os
 import signal
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.system
 
 @pytest.fixture(params=["sqlite", pytest.param("redis", marks=pytest.mark.redis)])
 def here(request: pytest.FixtureRequest, make_fleet: Callable[..., WorkerFleet]) -> WorkerFleet:
-    """Return a worker fleet on each storage, without the tests' own idea of a loop."""
+    """Return a worker fleet on each storage, with the default choice of a loop."""
     url = "" if request.param == "sqlite" else str(request.getfixturevalue("redis_url"))
     made = make_fleet(url=url, lease="4s", sweep="400ms", grace="600ms")
     del made.env["TENURE_WORKER_LOOP"]
@@ -44,7 +44,7 @@ LOOPS = [((), "uvloop"), (("--loop", "uvloop"), "uvloop"), (("--loop", "asyncio"
 async def test_handlers_run_on_uvloop_if_installed_or_on_the_requested_loop(
     here: WorkerFleet, options: tuple[str, ...], loop: str
 ) -> None:
-    refs = [*here.enqueue("loop_here"), *here.enqueue("loop_apart")]
+    refs = [*here.enqueue("loop_here"), *here.enqueue("isolated_loop")]
     here.worker(*options)
     await completed(here, refs)
 
@@ -59,8 +59,8 @@ async def test_on_uvloop_a_worker_survives_bad_handlers_and_a_kill(here: WorkerF
     refs = [
         *here.enqueue("nap", 0.05, times=200),
         *here.enqueue("blocking", 0.2, times=8),
-        *here.enqueue("secluded", 0.2, times=4),
-        *here.enqueue("hog", 1.0),
+        *here.enqueue("isolated", 0.2, times=4),
+        *here.enqueue("block_loop", 1.0),
         *here.enqueue("hold_gil", 1.0),
     ]
     (victim,) = here.enqueue("patient", 2.0)

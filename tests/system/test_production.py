@@ -1,4 +1,4 @@
-"""The production shape of examples/production: five real processes, killed and stopped, and the files beside it."""
+"""The deployment of examples/production: five real processes, killed and stopped, and the files next to it."""
 
 import asyncio
 import configparser
@@ -35,7 +35,7 @@ HERE = ROOT / "examples" / "production"
 SOURCE = Path(tenure.__file__).parents[1]
 
 STOP = 30.0
-"""Seconds after which whoever stops a process kills it: the drain and 5 s."""
+"""Seconds after which a service manager kills the processes that it stops: the drain and 5 s."""
 
 ROOM = 1.0
 """Seconds that a busy machine may add."""
@@ -45,7 +45,7 @@ ROOM = 1.0
 
 
 class Shop:
-    """The processes of the example on one storage, and what that shows of them."""
+    """The processes of the example on one storage, and checks of their state."""
 
     def __init__(self, folder: Path, url: str) -> None:
         self.folder = folder
@@ -55,13 +55,13 @@ class Shop:
             "PYTHONPATH": str(SOURCE),
             "TENURE_URL": url,
             "SHOP_DATA": str(folder / "data"),
-            # So that what a dead worker on another host would leave is found within the time of a test.
+            # So that jobs of a dead worker on another host would be found within the time of a test.
             "SHOP_LEASE": "8s",
         }
         self.processes: list[subprocess.Popen[bytes]] = []
 
     def start(self, *arguments: str) -> "subprocess.Popen[bytes]":
-        """Start Python in the example's folder; what it prints and what it logs goes to files of its own."""
+        """Start Python in the example's folder; its output and its log go to separate files."""
         number = len(self.processes)
         with self._file(number, "out").open("ab") as out, self._file(number, "log").open("ab") as log:
             process = subprocess.Popen([sys.executable, *arguments], cwd=HERE, env=self._env, stdout=out, stderr=log)
@@ -69,7 +69,7 @@ class Shop:
         return process
 
     def worker(self, *options: str) -> "subprocess.Popen[bytes]":
-        """Start a worker that leaves the sweeping to the reapers, unless told otherwise."""
+        """Start a worker that leaves the sweeping to the reapers, unless `options` say otherwise."""
         return self.start("-m", "tenure", "worker", "shop:app", "--http", "0", *(options or ("--no-reaper",)))
 
     def reaper(self) -> "subprocess.Popen[bytes]":
@@ -81,13 +81,13 @@ class Shop:
         return self._file(self.processes.index(process), "log").read_text()
 
     def acknowledged(self, process: "subprocess.Popen[bytes]") -> list[Ref]:
-        """Return the jobs that whoever takes orders was told are kept."""
+        """Return the jobs that were acknowledged to the producers of orders."""
         printed = self._file(self.processes.index(process), "out").read_text()
         lines = [line.split(" ") for line in printed.splitlines(keepends=True) if line.endswith("\n")]
         return [Ref(queue, job.strip()) for queue, job in lines]
 
     def ready(self, process: "subprocess.Popen[bytes]") -> bool:
-        """Say whether its probes say so."""
+        """Return whether its probes say so."""
         found = re.search(r"served on http://127.0.0.1:(\d+)$", self.said(process), re.MULTILINE)
         return found is not None and all(probe(int(found[1]), path).status == 200 for path in ("/live", "/ready"))
 
@@ -100,10 +100,10 @@ class Shop:
     async def leader(self) -> "subprocess.Popen[bytes]":
         """Return the process that leads."""
 
-        async def somebody_leads() -> bool:
+        async def a_reaper_leads() -> bool:
             return bool((await self.storage.survey()).leaders)
 
-        await self.until(somebody_leads, within=20)
+        await self.until(a_reaper_leads, within=20)
         owners = {term.owner for term in (await self.storage.survey()).leaders}
         (process,) = [
             item for item in self.processes if any(f"reaper {owner} sweeps" in self.said(item) for owner in owners)
@@ -133,14 +133,14 @@ class Shop:
                 return [detail for detail in await self.storage.get(refs) if detail is not None]
 
     async def until(self, holds: Callable[[], Awaitable[object]], *, within: float) -> None:
-        """Look until something holds, or fail after so many seconds."""
+        """Poll until this holds, or fail after this many seconds."""
         end = time.monotonic() + within
         while not await holds():
             assert time.monotonic() < end, f"{holds.__name__} not within {within} s\n{self._logs()}"
             await asyncio.sleep(0.02)
 
     async def close(self) -> None:
-        """End what still runs, and let go of the storage."""
+        """End what still runs, and close the storage."""
         for process in self.processes:
             process.kill()
             process.wait()
@@ -200,7 +200,7 @@ async def test_three_workers_and_two_reapers_lose_no_job_through_kills_and_stops
     assert (after.owner != before.owner, after.epoch > before.epoch) == (True, True)
     assert await shop.leader() is not leader
 
-    # Whoever looks after them starts new ones; then all are stopped at once, in the midst of the work.
+    # The service manager starts new ones; then all are stopped at once, while jobs are running.
     for process in (victim, leader):
         started.remove(process)
         process.wait()
@@ -217,7 +217,7 @@ async def test_three_workers_and_two_reapers_lose_no_job_through_kills_and_stops
     print(f"all were gone after {took:.2f} s")
     assert codes == [0] * 5
     assert took < STOP
-    # Only the one that was killed may still seem to hold what it held: where nobody sees a death, its lease must pass.
+    # Only the one that was killed may still hold jobs: without a supervisor that sees the death, the lease must expire.
     assert await shop.holding() <= {lost}
 
     # After the deployment.
@@ -256,19 +256,19 @@ def children(pid: int) -> list[int]:
 
 
 def freeze(pid: int) -> None:
-    """Stop a process in its tracks."""
+    """Stop a process with SIGSTOP."""
     os.kill(pid, signal.SIGSTOP)
     while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
         time.sleep(0.001)
 
 
 async def leads(shop: Shop) -> list[LeadershipAcquired]:
-    """Return who has come to lead, in order."""
+    """Return the leaders, in order."""
     return [event for event in await shop.events() if isinstance(event, LeadershipAcquired)]
 
 
 async def audited(shop: Shop, acknowledged: list[Ref]) -> None:
-    """Hold what is kept against what was acknowledged, what was announced and what the world outside saw."""
+    """Compare the records with the acknowledgements, the events and the effects outside the queue."""
     details = {detail.job.ref: detail for detail in await shop.details()}
     lost = [ref for ref in acknowledged if ref not in details or details[ref].job.state is not State.COMPLETED]
     outcomes = Counter(
@@ -284,7 +284,7 @@ async def audited(shop: Shop, acknowledged: list[Ref]) -> None:
     ]
     effects = {kind.name: {file.name for file in kind.iterdir()} for kind in (shop.folder / "data").iterdir()}
 
-    # An order taken twice, by both streams, makes one payment that is kept; its second one comes to the same key.
+    # An order accepted twice, by both producers, makes one payment that is kept; its second one has the same key.
     assert len(acknowledged) >= 200
     assert lost == []
     assert set(outcomes) == set(details)
@@ -293,15 +293,15 @@ async def audited(shop: Shop, acknowledged: list[Ref]) -> None:
     assert effects["payment"] == {f"order-{number:04}" for number in range(60)}
     assert effects["mail"] == {ref.id for ref in details if ref.queue == "mail"}
     assert {"day-0.csv", "day-1.csv", "day-2.csv"} <= effects["export"]
-    # The victim held some.
+    # The killed worker held some.
     assert any(run.ended == "stalled" for detail in details.values() for run in detail.runs)
 
 
-# ── the files beside it ───────────────────────────────────────────────────────────────────────────────────────────────
+# ── the other files of the example ────────────────────────────────────────────────────────────────────────────────────
 
 
 def parsed(arguments: list[str]) -> dict[str, Any]:
-    """Return what the command line makes of arguments, or fail where it knows one of them not."""
+    """Return the arguments as the command line parses them; fail if one of them is unknown."""
     from tenure.cli.main import root
 
     with root.make_context("tenure", [arguments[0]], resilient_parsing=True) as context:
@@ -312,12 +312,12 @@ def parsed(arguments: list[str]) -> dict[str, Any]:
 
 
 def held_to(arguments: list[str], *, stop: float) -> None:
-    """See that a command is one of ours, on the example's app, and gets the time that it takes to stop."""
-    told = parsed(arguments)
-    drain = told["drain"].total_seconds() if "drain" in told else 0.0
+    """Check that a command is one of ours, on the example's app, and gets the time that it needs to stop."""
+    options = parsed(arguments)
+    drain = options["drain"].total_seconds() if "drain" in options else 0.0
 
-    assert told["target"] == "shop:app"
-    assert told["http"]
+    assert options["target"] == "shop:app"
+    assert options["http"]
     assert stop >= drain + 5
 
 
@@ -340,7 +340,7 @@ def test_the_compose_file_uses_valid_commands() -> None:
         held_to(service["command"], stop=seconds(service["stop_grace_period"]))
         assert service["environment"]["TENURE_URL"].startswith("redis://redis:")
         assert "http://127.0.0.1:8080/ready" in service["healthcheck"]["test"][-1]
-        # It is Python, and it is one line.
+        # It is Python, and one line.
         compile(service["healthcheck"]["test"][-1], name, "exec")
         assert "127.0.0.1:8080" in service["command"]
 
@@ -378,14 +378,14 @@ def test_a_systemd_unit_uses_valid_commands(unit: Path, tmp_path: Path) -> None:
 
     assert set(read.sections()) == {"Unit", "Service", "Install"}
     assert program.endswith("/bin/tenure")
-    # Only a supervisor speaks to systemd; it does so itself, so nobody else needs access.
+    # Only a supervisor notifies systemd; it does so itself, so no other process needs access.
     assert service["Type"] == ("notify" if arguments[0] == "worker" else "exec")
     assert ("WatchdogSec" in service) == (service["Type"] == "notify")
     assert service.get("NotifyAccess", "main") == "main"
     assert (service["KillMode"], service["Restart"]) == ("mixed", "always")
     held_to(arguments, stop=float(service["TimeoutStopSec"]))
     if (analyze := shutil.which("systemd-analyze")) is not None:
-        # It looks for the program, too, which lies elsewhere here.
+        # It looks for the program, too, which is elsewhere here.
         copy = tmp_path / unit.name
         copy.write_text(unit.read_text().replace(program, sys.executable))
         done = subprocess.run([analyze, "verify", str(copy)], capture_output=True, text=True, timeout=60)

@@ -1,4 +1,4 @@
-"""A Cluster under work: its slots move and its masters change places, and the jobs of all queues come to their end."""
+"""A Cluster under work: its slots move and its masters change places, and the jobs of all queues complete."""
 
 import asyncio
 from collections import Counter
@@ -65,7 +65,7 @@ async def test_each_job_runs_once_while_slots_move_and_masters_change(
 
 
 async def enqueued(call: Bound[[str], str], name: str) -> Job[str]:
-    """Enqueue as a client does that must not give up: again with the same id, while a shard takes no writes."""
+    """Enqueue as a persistent client does: again with the same id, while a shard accepts no writes."""
     while True:
         try:
             return await call.enqueue(name)

@@ -1,4 +1,4 @@
-"""What Redis is asked by those who have nothing to do, and how much room a job takes there."""
+"""The commands that idle processes send to Redis, and the memory that a job needs there."""
 
 import asyncio
 import re
@@ -20,11 +20,11 @@ from tests.system.worker_fleet import WorkerFleet
 pytestmark = pytest.mark.system
 
 SOURCES = 5
-"""Claims, beats, sweeps, pings and the guard's looks: of each a window may catch one more than on average."""
+"""Claims, beats, sweeps, pings and server checks: a window may contain one more of each than on average."""
 
 
 def overheard(port: int, seconds: float) -> Counter[str]:
-    """Return what clients ask a server in so many seconds, by command; what scripts do inside is not among it."""
+    """Count the commands of clients to a server within this many seconds by name; those of scripts are left out."""
     seen = bytearray()
     with socket.create_connection(("127.0.0.1", port)) as line:
         line.sendall(b"MONITOR\r\n")
@@ -35,8 +35,8 @@ def overheard(port: int, seconds: float) -> Counter[str]:
                 seen += line.recv(65_536)
             except TimeoutError:
                 break
-    told = re.findall(rb'^\+[\d.]+ \[\d+ ([^\]]+)\] "([^"]+)"', bytes(seen), re.MULTILINE)
-    return Counter(command.decode().lower() for who, command in told if who != b"lua")
+    sent = re.findall(rb'^\+[\d.]+ \[\d+ ([^\]]+)\] "([^"]+)"', bytes(seen), re.MULTILINE)
+    return Counter(command.decode().lower() for who, command in sent if who != b"lua")
 
 
 @pytest.mark.slow
@@ -47,7 +47,7 @@ async def test_an_idle_worker_makes_one_call_a_second_and_has_one_subscription(
     make_fleet: Callable[..., WorkerFleet], redis_server: RedisServer, queues: int, each_second: int
 ) -> None:
     # Worker, keeper and reaper in one process, with the built-in timing.
-    here = make_fleet(url=redis_server.url, deaf="1", lease="20s", sweep="2s", grace="3s")
+    here = make_fleet(url=redis_server.url, no_handlers="1", lease="20s", sweep="2s", grace="3s")
     served = ",".join(["default", *(f"q{number}" for number in range(1, queues))])
     worker = here.alone("-q", served)
 
@@ -60,7 +60,7 @@ async def test_an_idle_worker_makes_one_call_a_second_and_has_one_subscription(
     asked = await asyncio.to_thread(overheard, redis_server.port, seconds)
     print(f"{queues} queues: {asked.total() / seconds:.2f} commands a second: {dict(asked)}")
     assert asked.total() <= each_second * seconds + SOURCES, asked
-    # However many there are, and whatever it does, it is no more for them.
+    # The number of waiting jobs and the handlers' work add nothing to that.
     assert asked.total() <= seconds + SOURCES, asked
     assert len(subscribed(redis_server)) == 1, subscribed(redis_server)
 
@@ -75,10 +75,12 @@ async def test_an_idle_worker_sends_a_cluster_few_commands(
 ) -> None:
     # The worker serves the queues of sixteen partitions on three servers, or of one partition.
     names = ["default", *(f"q{number}" for number in range(1, queues))]
-    here = make_fleet(url=redis_cluster.url, deaf="1", lease="20s", sweep="2s", grace="3s")
+    here = make_fleet(url=redis_cluster.url, no_handlers="1", lease="20s", sweep="2s", grace="3s")
     worker = here.alone("-q", ",".join(names))
-    # Queues that are in use, each with a job that is over.
-    await here.storage.enqueue([NewJob(queue=name, id="job", task="crew.quick", payload=b"[[1],{}]") for name in names])
+    # Queues that are in use, each with an ended job.
+    await here.storage.enqueue(
+        [NewJob(queue=name, id="job", task="fleet_app.quick", payload=b"[[1],{}]") for name in names]
+    )
 
     async def over() -> bool:
         return await here.pids() == [worker.pid] and not await here.count(State.WAITING, State.DELAYED, State.ACTIVE)
@@ -92,7 +94,7 @@ async def test_an_idle_worker_sends_a_cluster_few_commands(
     )
     counts = sum(asked, Counter[str]())
     print(f"{queues} queues, three servers: {counts.total() / seconds:.2f} commands a second: {dict(counts)}")
-    # Each server is listened to by two event loops, the worker's and the keeper's. A PING there finds a silent line.
+    # Two event loops, the worker's and the keeper's, subscribe to each server. A PING detects a dead connection there.
     pings = counts.pop("ping")
     assert pings <= len(redis_cluster.masters) * 2 * seconds / PING_EVERY + SOURCES, pings
     assert counts.total() <= each_second * seconds + SOURCES, counts
@@ -105,10 +107,12 @@ async def test_a_waiting_job_of_200_bytes_takes_a_kibibyte_at_most(redis_server:
     storage = locate(redis_server.url)
     try:
         jobs = [
-            NewJob(queue="default", id=f"01a1ffc7-b4e3-757c-8d4a-{number:012x}", task="crew.quick", payload=bytes(200))
+            NewJob(
+                queue="default", id=f"01a1ffc7-b4e3-757c-8d4a-{number:012x}", task="fleet_app.quick", payload=bytes(200)
+            )
             for number in range(10_100)
         ]
-        await storage.enqueue(jobs[:100])  # with all that is there once, and the scripts
+        await storage.enqueue(jobs[:100])  # with everything that exists once, and the scripts
         before = used()
         for start in range(100, len(jobs), 1_000):
             await storage.enqueue(jobs[start : start + 1_000])

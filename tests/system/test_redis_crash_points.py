@@ -27,10 +27,10 @@ pytestmark = [pytest.mark.system, pytest.mark.slow]
 SEED = int(os.environ.get("TENURE_SEED", "0"))
 
 TORN = 60
-"""How many moments are looked at in which the server was about to write."""
+"""How many moments are checked at which the server was about to write."""
 
 ROUNDS = 10
-"""How many streams are cut short; in each the server is killed between two calls, too, twice."""
+"""How many streams are cut short; in each the server is also killed between two calls, twice."""
 
 
 def begun() -> int:
@@ -58,7 +58,7 @@ async def test_a_half_written_command_has_no_effect_after_a_restart(start_redis:
     await play.storage.close()
 
     writing = [calls for calls in range(len(ACTS)) if sizes[calls + 1] > sizes[calls]]
-    # Backwards, so that cutting off more of its file is all that it takes.
+    # Backwards, so that each step only has to cut off more of the file.
     for calls in sorted(dice.sample(writing, TORN), reverse=True):
         server.kill()
         os.truncate(file, dice.randrange(sizes[calls], sizes[calls + 1]))
@@ -78,8 +78,8 @@ async def test_a_server_may_be_killed_at_any_moment(
         last = dice.randrange(len(ACTS))
         between = dice.sample(range(last), min(last, 2))
         crash_storage = place_of(server, f"killed-{number}")
-        told = f"TENURE_SEED={SEED}, round {number}, at {ACTS[last].name!r}"
-        print(told)
+        where = f"TENURE_SEED={SEED}, round {number}, at {ACTS[last].name!r}"
+        print(where)
         answered = await killed_at(server, crash_storage, ManualClock(start), last, between, dice.random())
         server.start()
         candidates = [last + 1] if answered else [last, last + 1]
@@ -92,7 +92,7 @@ async def test_a_server_may_be_killed_at_any_moment(
 
     with capsys.disabled():
         print(f"\n{ROUNDS} streams that a server's death cut short (TENURE_SEED={SEED}): {dict(found)}")
-    assert len(found) >= 2, found  # else it is always killed too early or too late, and proves little
+    assert len(found) >= 2, found  # otherwise it is always killed too early or too late, and proves little
 
 
 async def killed_at(
@@ -103,10 +103,10 @@ async def killed_at(
     between: list[int],
     part: float,
 ) -> bool:
-    """Play the script to a call, within which the server is killed; return whether it was answered.
+    """Run the script up to a call, within which the server is killed; return whether it was answered.
 
     `part`: the part of the time of a usual call after which it is killed. Between two calls the server is killed and
-    restarted; the storage goes on with what it has.
+    restarted; the storage continues with what it has.
     """
     play = Play(crash_storage.storage(clock), clock)
     await play.storage.open()

@@ -52,7 +52,7 @@ async def test_scripts_that_arrive_twice_stall_no_job_that_did_not_run(redis_ser
             for first in range(0, JOBS, 20):
                 jobs += await app.enqueue_many(task.call(number) for number in range(first, first + 20))
                 await asyncio.sleep(0.02)
-            # Within less than a lease: no job of a lost claim waits until its lease is over.
+            # Within less than a lease: no job of a lost claim waits until its lease expires.
             async with asyncio.timeout(18):
                 results = [await job.result() for job in jobs]
             details = [await job.info() for job in jobs]
@@ -63,7 +63,7 @@ async def test_scripts_that_arrive_twice_stall_no_job_that_did_not_run(redis_ser
     assert proxy.scripts_doubled > 50
     assert stalled == []
     assert {(detail.job.stalls, detail.job.failures) for detail in details} == {(0, 0)}
-    # Each has run once; what was handed back had not begun.
+    # Each has run once; what was released had not begun.
     assert {detail.job.starts - detail.job.releases for detail in details} == {1}
     assert {run.reason for detail in details for run in detail.runs if run.ended == "released"} <= {"prefetch"}
 

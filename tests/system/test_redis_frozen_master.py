@@ -1,4 +1,4 @@
-"""One master of a Cluster is frozen: workers keep what lies on the others, and go on with it."""
+"""One master of a Cluster is frozen: workers keep their jobs on the other masters, and continue with them."""
 
 import asyncio
 import time
@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.system, pytest.mark.cluster]
 
 @pytest.fixture
 def cluster(start_cluster: Callable[..., RedisCluster]) -> RedisCluster:
-    """Return a Cluster that goes on while a part of it is away, as one does whose nodes time out late."""
+    """Return a Cluster that continues while a part of it is unavailable, because its nodes time out late."""
     return start_cluster(cluster_require_full_coverage=False)
 
 
@@ -43,13 +43,13 @@ class Places:
     def owner(self, *, on: RedisServer) -> Owner:
         """Return an owner whose record a master keeps."""
         ids = (f"{n:016x}" for n in range(1_000))
-        # What is of a name lies where a queue of that name would lie.
+        # The data of a name lie where a queue of that name would lie.
         found = next(job_id for job_id in ids if self.master(f"queue:{job_id}") is on)
         return Owner(found, "worker", "host", 1)
 
 
 LONG = 12.0
-"""Seconds that a run goes on: one and a half leases."""
+"""Seconds that a run takes: one and a half leases."""
 
 
 @pytest.mark.parametrize("home", ["frozen", "healthy"])
@@ -96,7 +96,7 @@ async def test_a_run_on_a_healthy_master_keeps_its_lease(cluster: RedisCluster, 
 
     assert ran == ["waits", "alone"]
     assert [line.message for line in detail.log] == ["going on"] * 3
-    # The frozen master has taken in every request that was given up; it carries all of them out when it goes on.
+    # The frozen master has received every request that was given up; it carries all of them out when it continues.
     assert [line.message for line in thawed.log] == ["begun"]
     assert len([event for event in events if isinstance(event, WorkerStarted)]) == 1
     troubles = (JobReleased, JobRetried, JobStalled, RunFenced)
@@ -107,7 +107,7 @@ async def test_a_worker_with_schedules_and_handlers_works_with_a_frozen_master(
     cluster: RedisCluster,
 ) -> None:
     places = Places(cluster)
-    # That of the first partition: it is asked for more than the others.
+    # That of the first partition: it gets more requests than the others.
     frozen = cluster.holder(slot(read(cluster.url).bases[0]))
     healthy = next(master for master in cluster.masters if master is not frozen)
     here, there = places.queue(on=healthy), places.queue(on=frozen)

@@ -1,4 +1,4 @@
-"""Redis goes wrong in every way it has, under real workers: none leaves, nothing is lost, work goes on at once."""
+"""Redis fails in every way it can, under real workers: none ends, nothing is lost, work continues at once."""
 
 import asyncio
 import os
@@ -27,11 +27,11 @@ SAFE = {"appendonly": True, "appendfsync": "always"}
 """The settings under which Redis itself loses nothing that it has acknowledged."""
 
 REAL = [pytest.mark.slow, pytest.mark.patient, pytest.mark.timeout(240)]
-"""What is done at the real numbers takes minutes."""
+"""Tests that take minutes, because they use the real durations."""
 
 
 async def resumed(scenario: OutageScenario) -> None:
-    """See that every worker is at work again as soon as was promised."""
+    """Check that every worker runs jobs again as soon as was promised."""
     took = await scenario.recover()
     print(f"recovered in {sorted(round(each / 1_000) for each in took.values())} ms")
     assert max(took.values()) < BOUND + ROOM, took
@@ -98,7 +98,7 @@ async def test_a_restart_of_a_server_without_files_loses_its_jobs_and_no_worker(
     scenario = OutageScenario(make_fleet(url=server.url))
     await scenario.begin()
     await asyncio.to_thread(server.restart, kill=True)
-    assert server.command("DBSIZE") < 100  # what workers have begun to write again, and nothing of before
+    assert server.command("DBSIZE") < 100  # what workers have begun to write again, and nothing from before
     scenario.acknowledged.clear()
     await resumed(scenario)
     await scenario.finish()
@@ -127,10 +127,10 @@ async def test_jobs_of_a_worker_that_died_in_an_outage_run_after_the_outage(
     make_fleet: MakeFleet, start_redis: StartRedis
 ) -> None:
     server = start_redis(**SAFE)
-    # No reaper has a word in it before the lease is out.
+    # No reaper acts before the lease expires.
     here = make_fleet(url=server.url, lease="2m")
     here.worker("--processes", "2", "-c", "1")
-    (ref,) = here.enqueue("until_told", "go")
+    (ref,) = here.enqueue("wait_for_file", "go")
 
     async def begun() -> bool:
         return bool(here.lines())
@@ -152,7 +152,7 @@ async def test_jobs_of_a_worker_that_died_in_an_outage_run_after_the_outage(
     assert [line.run for line in here.lines() if line.what == "start"] == [1, 2]
 
 
-async def test_a_server_asleep_for_ten_seconds_costs_no_job_its_run(
+async def test_a_server_frozen_for_ten_seconds_costs_no_job_its_run(
     make_fleet: MakeFleet, start_redis: StartRedis
 ) -> None:
     server = start_redis()
@@ -181,7 +181,7 @@ async def test_scripts_that_the_server_has_forgotten_are_loaded_again(
     await scenario.check(stalls=False)
 
 
-async def test_a_server_that_is_full_refuses_new_jobs_and_lets_the_old_ones_end(
+async def test_a_full_server_refuses_new_jobs_and_lets_the_old_ones_end(
     make_fleet: MakeFleet, start_redis: StartRedis
 ) -> None:
     server = start_redis()
@@ -194,9 +194,9 @@ async def test_a_server_that_is_full_refuses_new_jobs_and_lets_the_old_ones_end(
         await scenario.nap.enqueue(0.1)
     full_at = here.storage_now()
     await scenario.finish()
-    # Longer than any lease: so long it was renewed, settled and swept while not one byte was free.
+    # Longer than any lease: for so long it was renewed, settled and swept without one free byte.
     await asyncio.sleep(6 - (here.storage_now() - full_at) / SECOND)
-    assert here.run("info").returncode == 0  # who comes now gets in
+    assert here.run("info").returncode == 0  # new jobs are accepted
     assert len(scenario.acknowledged) == taken
     await scenario.check(stalls=False)
     server.command("CONFIG", "SET", "maxmemory", 0)
@@ -211,7 +211,7 @@ async def test_a_server_that_is_full_refuses_new_jobs_and_lets_the_old_ones_end(
 async def partition(
     make_fleet: MakeFleet, server: RedisServer, faults: dict[str, object], seconds: float, **settings: str
 ) -> None:
-    """Put workers and producer behind a network that goes wrong for a while, and see them recover."""
+    """Put workers and producer behind a network that fails for a while, and check that they recover."""
     with Proxy(server.port) as proxy:
         through = f"redis://{proxy.address}/0"
         scenario = OutageScenario(make_fleet(url=server.url, through=through, **settings), through=through)
@@ -229,7 +229,7 @@ async def partition(
 @pytest.mark.parametrize(
     "faults", [{"refuse": True}, {"hold": True}, {"swallow": True}], ids=["refused", "held", "swallowed"]
 )
-async def test_ten_seconds_out_of_reach_cost_nothing_but_these(
+async def test_a_ten_second_outage_costs_only_this_many_runs(
     make_fleet: MakeFleet, start_redis: StartRedis, faults: dict[str, object]
 ) -> None:
     await partition(make_fleet, start_redis(), faults, 10)
@@ -238,7 +238,7 @@ async def test_ten_seconds_out_of_reach_cost_nothing_but_these(
 @pytest.mark.slow
 @pytest.mark.patient
 @pytest.mark.timeout(240)
-async def test_two_minutes_out_of_reach_cost_nothing_but_these(make_fleet: MakeFleet, start_redis: StartRedis) -> None:
+async def test_a_two_minute_outage_costs_only_this_many_runs(make_fleet: MakeFleet, start_redis: StartRedis) -> None:
     await partition(make_fleet, start_redis(), {"refuse": True}, 120, lease="20s", sweep="2s", grace="3s")
 
 
@@ -252,7 +252,7 @@ async def test_work_continues_under_latency_resets_and_cut_replies(
         await scenario.begin()
         async with scenario.producing():
             for number in range(8):
-                # Each way a quarter of a second; now and then a reply is cut in its midst, or all connections break.
+                # Each way a quarter of a second; at times a reply is cut in the middle, or all connections break.
                 proxy.set_faults(latency=0.25, cuts=2, cut_after=10 * number)
                 await asyncio.sleep(1)
                 proxy.reset()
@@ -289,8 +289,8 @@ async def test_connections_that_are_silent_for_ever_are_given_up(
 async def test_a_failover_loses_nothing_that_a_replica_has_confirmed(
     make_fleet: MakeFleet, start_sentinels: Callable[..., RedisSentinels], killed: bool
 ) -> None:
-    # A write is confirmed by one replica: where there are two, the other may be the one that is promoted. So there is
-    # one, unless that would be left alone and could have nothing confirmed.
+    # A write is confirmed by one replica: with two, the other may be the one that is promoted. So there is one, unless
+    # that would be left alone and could have nothing confirmed.
     # With the usual 500 ms, a busy machine makes the Sentinels fail over a second time, while we measure.
     await fail_over(make_fleet, start_sentinels(replicas=2 if killed else 1, down_after=2_000), killed=killed)
 
@@ -303,7 +303,7 @@ async def test_a_failover_loses_nothing_that_a_replica_has_confirmed_on_disk(
 
 
 async def fail_over(make_fleet: MakeFleet, servers: RedisSentinels, *, killed: bool) -> None:
-    """Have a replica take the place of a master under work that replicas confirm."""
+    """Promote a replica in place of a master under work that replicas confirm."""
     scenario = OutageScenario(make_fleet(url=f"{servers.url}?durability=replicated", lease="4s", sweep="1s"))
     await scenario.begin()
     async with scenario.producing():
@@ -317,7 +317,7 @@ async def fail_over(make_fleet: MakeFleet, servers: RedisSentinels, *, killed: b
 
 
 async def freeze(server: RedisServer, seconds: float) -> None:
-    """Let a server stand still for so long."""
+    """Freeze a server for this long."""
     server.freeze()
     try:
         await asyncio.sleep(seconds)
@@ -340,7 +340,7 @@ async def test_runs_that_continue_are_not_repeated_after_a_three_lease_freeze(
     here = make_fleet(url=server.url, **timing)
     scenario = OutageScenario(here, seconds=nap)
     await scenario.produce(8)
-    # Some runs end while nobody answers, some go on beyond it.
+    # Some runs end while no server answers, some continue beyond that.
     scenario.seconds = seconds + nap
     await scenario.begin(jobs=8, concurrency=8)
     await scenario.began(16)
@@ -381,7 +381,7 @@ async def test_runs_that_stop_end_before_their_lease_and_are_released(
     released = [event for event in await here.events() if isinstance(event, JobReleased)]
     handed_back = {(event.id, event.run) for event in released if event.reason == "unreachable"}
     assert handed_back == {(line.id, 1) for line in stopped}
-    # The call that told so may have been made after all, with a claim in it; nobody ran what that brought.
+    # The call whose error said so may have taken effect after all, with a claim in it; no worker ran those jobs.
     assert {event.reason for event in released} <= {"unreachable", "prefetch"}
     for detail in await here.details(scenario.acknowledged):
         assert (detail.job.failures, detail.job.stalls) == (0, 0)

@@ -1,4 +1,4 @@
-"""Between processes, news come by push; the record is the truth, and a hint that is lost costs one look."""
+"""Processes notify each other by push; the record is decisive, and a lost notification costs one poll."""
 
 import asyncio
 import contextlib
@@ -20,14 +20,14 @@ from tests.system.worker_fleet import WorkerFleet, timing_of
 pytestmark = pytest.mark.system
 
 USUAL = {"lease": "20s", "sweep": "2s", "grace": "3s"}
-"""The built-in timing, with a beat of 5 s; a worker looks for jobs each 5 s."""
+"""The built-in timing, with a beat of 5 s; a worker polls for jobs every 5 s."""
 
 SECOND = 1_000_000
 SOON = SECOND
 """A push takes milliseconds; the rest is for processes that wait for a core."""
 
 LONG = 60.0
-"""Seconds between two looks by oneself, where nothing but a push can have brought the news."""
+"""Seconds between two polls; within them only a push can have brought the news."""
 
 
 @pytest.fixture
@@ -44,20 +44,20 @@ async def here(make_fleet: Callable[..., WorkerFleet], redis_server: RedisServer
 
 
 class Waiter:
-    """Another process, as far as the worker knows: it enqueues the crew's naps and waits for them."""
+    """Another process, as far as the worker knows: it enqueues jobs of the app's task and waits for them."""
 
     def __init__(self, fleet: WorkerFleet, url: str = "") -> None:
         self._fleet = fleet
         self.app = Tenure(url or fleet.url, timing=timing_of(fleet.env))
 
-        @self.app.task(name="crew.nap")
+        @self.app.task(name="fleet_app.nap")
         async def nap(seconds: float) -> str:
-            return f"the crew rests for {seconds} s"
+            return f"the app rests for {seconds} s"
 
         self.nap = nap
 
     async def late(self, job: Job[str]) -> int:
-        """Wait for a result; return how many microseconds after its handler's end it came."""
+        """Wait for a result; return how many microseconds after its handler's end it arrived."""
         assert await job.result(timeout="30s") == "rested"
         came_at = self._fleet.storage_now()
         [end] = [line.at for line in self._fleet.lines() if line.what == "end" and line.id == job.id]
@@ -85,7 +85,7 @@ async def running(fleet: WorkerFleet, refs: list[Ref]) -> None:
 async def test_a_job_starts_and_its_result_arrives_by_push(here: WorkerFleet, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handle, "POLL", LONG)
     async with waiter(here) as caller:
-        # One after the other: each finds a worker and a waiter that have nothing else to wake them.
+        # One after the other: each finds a worker and a waiting caller that nothing else wakes.
         for _ in range(5):
             enqueued_at = here.storage_now()
             job = await caller.nap.enqueue(0.3)
@@ -104,7 +104,7 @@ async def test_events_arrive_by_push(
         async def both_listen() -> bool:
             return len(subscribed(redis_server)) == 2
 
-        await here.until(both_listen, within=10)  # else it would read them as what is there already
+        await here.until(both_listen, within=10)  # otherwise it would read them as already existing events
         for _ in range(5):
             job = await caller.nap.enqueue(0.3)
             event = await asyncio.wait_for(story, 10)
@@ -135,7 +135,7 @@ async def test_a_cancel_reaches_runs_by_push_long_before_the_next_beat(here: Wor
         assert max(waits) < SOON, waits
 
 
-async def test_a_subscription_that_is_killed_again_and_again_costs_one_look(
+async def test_a_subscription_that_is_killed_again_and_again_costs_one_poll(
     here: WorkerFleet, redis_server: RedisServer
 ) -> None:
     async with waiter(here) as caller:
@@ -150,7 +150,7 @@ async def test_a_subscription_that_is_killed_again_and_again_costs_one_look(
         assert max(late) < handle.POLL * SECOND + SOON, late
 
 
-async def test_a_subscription_that_has_fallen_silent_costs_one_look(
+async def test_a_subscription_that_has_fallen_silent_costs_one_poll(
     here: WorkerFleet, redis_server: RedisServer
 ) -> None:
     with Proxy(redis_server.port) as proxy:
@@ -165,7 +165,7 @@ async def test_a_subscription_that_has_fallen_silent_costs_one_look(
 
 
 async def listening(fleet: WorkerFleet, server: RedisServer, proxy: Proxy) -> ProxiedConnection:
-    """Return the line by which somebody behind a proxy listens, once there is one."""
+    """Return the connection by which a process behind a proxy subscribes, once there is one."""
     found: list[ProxiedConnection] = []
 
     async def subscription() -> bool:

@@ -17,7 +17,7 @@ from tests.system.worker_fleet import WorkerFleet
 pytestmark = [pytest.mark.system, pytest.mark.cluster]
 
 TIMING = Timing(lease="4s", sweep="400ms", grace="600ms")
-SETTINGS = {"lease": "4s", "sweep": "400ms", "grace": "600ms", "deaf": "1"}
+SETTINGS = {"lease": "4s", "sweep": "400ms", "grace": "600ms", "no_handlers": "1"}
 SLACK = timedelta(milliseconds=500)
 """Added to each bound, because the test shares two cores with others."""
 
@@ -94,7 +94,7 @@ async def test_a_worker_killed_in_a_skipped_partition_is_detected_in_time(
     assert {suspected.id, stalled.id} == {job.id}
     # A skip must not delay this.
     assert noticed <= TIMING.lease + TIMING.sweep + SLACK
-    # The grace, or, where the machine let nobody sweep for a while, two beats: a live holder would have been as late.
+    # The grace, or, if the machine delayed all sweeps for a while, two beats: a live holder would have been as late.
     grace = TIMING.grace if waited < TIMING.lease / 2 else TIMING.lease / 2
     assert grace <= waited <= grace + TIMING.sweep + SLACK
     assert survivor.poll() is None
@@ -115,7 +115,7 @@ async def test_due_jobs_of_a_skipped_partition_start_in_time_under_one_leader(
     workers = [here.worker("-q", "default"), here.worker("-q", "default")]
     app = Tenure(cluster_url, timing=TIMING)
 
-    @app.task(name="crew.quick")
+    @app.task(name="fleet_app.quick")
     async def quick(number: int) -> int:
         return number
 

@@ -48,7 +48,7 @@ def urls(tmp_path: Path, redis_url: str, cluster_url: str, postgres_urls: Callab
     }
 
 
-def made(url: str, outbox_url: str) -> Tenure:
+def make_app(url: str, outbox_url: str) -> Tenure:
     app = Tenure(url, outbox=outbox_url)
     for queue in QUEUES:
 
@@ -83,7 +83,7 @@ async def committed(app: Tenure, outbox_url: str, *, seed: int, transactions: in
 
 
 async def produced(url: str, outbox_url: str) -> list[str]:
-    async with made(url, outbox_url) as app:
+    async with make_app(url, outbox_url) as app:
         return await committed(app, outbox_url, seed=2, transactions=800, pause=0.005)
 
 
@@ -117,7 +117,7 @@ async def test_a_relay_killed_after_each_step_loses_and_doubles_nothing(
     urls: dict[str, str], target: str, database: str
 ) -> None:
     url, outbox_url = urls[target], urls[f"outbox in {database}"]
-    async with made(url, outbox_url) as app:
+    async with make_app(url, outbox_url) as app:
         calls = await committed(app, outbox_url, seed=1, transactions=400)
         ran: list[str] = []
         for step, times in KILLS:
@@ -138,8 +138,8 @@ async def test_relays_killed_and_paused_at_random_lose_and_double_nothing(
 ) -> None:
     url, outbox_url = urls[target], urls[f"outbox in {database}"]
     dice = Random(7)
-    async with made(url, outbox_url) as app:
-        # In a thread of its own: it may wait for the lock of a file that a paused relay holds.
+    async with make_app(url, outbox_url) as app:
+        # In a separate thread: it may wait for the lock of a file that a paused relay holds.
         producing = asyncio.create_task(asyncio.to_thread(asyncio.run, produced(url, outbox_url)))
         relays = [process(url, outbox_url) for _ in range(3)]
         ran: list[str] = []

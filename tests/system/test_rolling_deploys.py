@@ -27,8 +27,8 @@ async def test_a_new_tasks_jobs_run_on_the_new_worker_and_no_tick_is_lost(there:
         return len((await there.survey()).workers) == len(old)
 
     await there.until(all_here, within=30)
-    new = there.worker("--no-supervisor", target="crew_new:app")
-    refs = there.enqueue("fresh", times=JOBS, module="crew_new")
+    new = there.worker("--no-supervisor", target="fleet_app_new:app")
+    refs = there.enqueue("fresh", times=JOBS, module="fleet_app_new")
 
     async def over() -> bool:
         done = all(detail.job.state is State.COMPLETED for detail in await there.details(refs))

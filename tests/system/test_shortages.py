@@ -18,7 +18,7 @@ MakeFleet = Callable[..., WorkerFleet]
 
 @pytest.fixture
 def here(make_fleet: MakeFleet) -> WorkerFleet:
-    return make_fleet(lease="8s", max_count="0", deaf="1", nofile="160")
+    return make_fleet(lease="8s", max_count="0", no_handlers="1", nofile="160")
 
 
 async def over(here: WorkerFleet, refs: list[Ref], *, within: float = 30) -> list[JobDetail]:
@@ -56,7 +56,7 @@ async def test_a_worker_with_too_few_descriptors_logs_it_and_is_replaced(here: W
 
 async def test_a_long_run_completes_while_other_jobs_leak_descriptors(here: WorkerFleet) -> None:
     here.worker("-c", "2", "--drain", "1s", "--prefetch", "0")
-    (long,) = here.enqueue("until_told", "-go")
+    (long,) = here.enqueue("wait_for_file", "-go")
 
     async def begun() -> bool:
         return any(line.what == "start" for line in here.lines())
@@ -78,7 +78,7 @@ async def test_a_long_run_completes_while_other_jobs_leak_descriptors(here: Work
     assert {(detail.job.state, detail.job.releases, len(detail.runs)) for detail in details} == {
         (State.COMPLETED, 0, 1)
     }
-    # Each leak wore out the process that it ran in, while the first of these still had the long run.
+    # Each leak made its process be replaced, while the first of these still had the long run.
     assert len({pids(here, ref)[0] for ref in leaks}) == 3
 
 
@@ -113,7 +113,7 @@ async def test_a_run_that_cannot_start_a_thread_runs_again_in_a_new_process(here
 
 async def test_an_isolated_process_without_descriptors_is_replaced_alone(here: WorkerFleet) -> None:
     here.worker("-c", "2")
-    (ref,) = here.enqueue("exhaust_apart")
+    (ref,) = here.enqueue("isolated_exhaust")
     (detail,) = await over(here, [ref])
     first, second = pids(here, ref)
 
@@ -131,10 +131,10 @@ async def test_an_unsupervised_worker_without_descriptors_claims_nothing(
     await here.said("restart it soon")
     waiting = here.enqueue("nap", 0)
 
-    async def told() -> bool:
+    async def logged() -> bool:
         return any("free descriptors" in worker.why for worker in (await here.survey()).workers)
 
-    await here.until(told, within=20)
+    await here.until(logged, within=20)
     found = here.run("doctor", "--url", here.url)
     (held,) = await here.details(waiting)
     Path(f"{here.handler_log}-free").touch()  # noqa: ASYNC240 - nothing else runs here

@@ -1,4 +1,4 @@
-"""A storage that lost everything, or went back in time, under a real worker: an alarm, and work goes on."""
+"""A storage that lost everything, or was set back, under a real worker: an alarm, and work continues."""
 
 import asyncio
 import contextlib
@@ -29,11 +29,11 @@ TIMING = Timing(lease="4s", beat="500ms", sweep="500ms", grace="1s", leader_ttl=
 
 
 class Fleet:
-    """One app with one worker, and what its handlers were told."""
+    """One app with one worker, and the events that its handlers got."""
 
     def __init__(self, url: str, log: pytest.LogCaptureFixture) -> None:
         self.app = Tenure(url, name="losses", timing=TIMING)
-        self.told: list[Event] = []
+        self.alarms: list[Event] = []
         self.completed: list[str] = []
         self._log = log
 
@@ -51,7 +51,7 @@ class Fleet:
 
             @self.app.on(kind)
             async def alarm(event: Event) -> None:
-                self.told.append(event)
+                self.alarms.append(event)
 
         @self.app.on(JobCompleted, scope="every")
         async def completed(event: JobCompleted) -> None:
@@ -59,7 +59,7 @@ class Fleet:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncGenerator[None]:
-        """Run the worker; it has done a job and beaten twice when this begins."""
+        """Run the worker; it has completed a job and renewed twice when the block begins."""
         with self._log.at_level(logging.INFO, "tenure"):
             async with self.app, self.app.worker():
                 await self.do_a_job()
@@ -67,12 +67,12 @@ class Fleet:
                 yield
 
     async def do_a_job(self) -> None:
-        """Have a job done, and its event handled."""
+        """Complete a job, and have its event handled."""
         job = await self.work.enqueue()
         await settled(lambda: self._is(job.id in self.completed), "the event of a job")
 
     async def beaten(self, *, times: int = 1) -> None:
-        """Return when the worker has beaten so many times from now on."""
+        """Return when the worker has renewed this many times from now on."""
         for _ in range(times):
             began = (await self.app.storage.survey()).now
 
@@ -83,10 +83,10 @@ class Fleet:
             await settled(later, "a beat")
 
     async def alarmed(self, kind: type[Event]) -> None:
-        """Return when the alarm has been raised; see that it is raised once, and that health and doctor say so."""
-        await settled(lambda: self._is(bool(self.told)), "the alarm")
+        """Return when the alarm has been raised; check that it is raised once, and that health and doctor report it."""
+        await settled(lambda: self._is(bool(self.alarms)), "the alarm")
         await self.beaten(times=2)
-        assert [type(event) for event in self.told] == [kind]
+        assert [type(event) for event in self.alarms] == [kind]
         level = logging.CRITICAL if kind is StorageReplaced else logging.WARNING
         [line] = [item for item in self.lines(level) if "partition * of the storage" in item]
         survey = await self.app.storage.survey()
@@ -107,9 +107,9 @@ class Fleet:
         return [record.getMessage() for record in self._log.records if record.levelno == level]
 
     async def quiet(self) -> None:
-        """See that no alarm was raised."""
+        """Check that no alarm was raised."""
         await self.beaten(times=3)
-        assert not self.told
+        assert not self.alarms
         assert not [message for message in self._log.messages if "of the storage" in message or "identity" in message]
 
     async def _ask(self, path: str) -> str:
@@ -130,7 +130,7 @@ class Fleet:
 
 
 async def settled(holds: Callable[[], Coroutine[Any, Any, bool]], what: str) -> None:
-    """Wait until something holds; a storage that is out of reach meanwhile is asked again."""
+    """Wait until this holds; an unavailable storage is asked again."""
     end = time.monotonic() + PATIENCE
     while True:
         with contextlib.suppress(Exception):
@@ -145,7 +145,7 @@ def fleet(caplog: pytest.LogCaptureFixture) -> Callable[[str], Fleet]:
     return lambda url: Fleet(url, caplog)
 
 
-async def test_an_emptied_server_is_an_alarm_and_work_goes_on(
+async def test_an_emptied_server_is_an_alarm_and_work_continues(
     redis_server: RedisServer, fleet: Callable[[str], Fleet]
 ) -> None:
     here = fleet(redis_server.url)
@@ -197,7 +197,7 @@ async def test_a_failover_to_a_replica_that_lacks_writes_is_an_alarm(
     async with here.running():
         [replica] = sentinels.replicas
         master = sentinels.master
-        # From now on it is refused by its master, and lacks what comes.
+        # From now on its master refuses it, and it lacks all later writes.
         replica.command("CONFIG", "SET", "masterauth", "wrong")
         master.command("CLIENT", "KILL", "TYPE", "replica")
         until(lambda: replica.command("ROLE")[3] != b"connected", "the replica to be cut off")
@@ -217,7 +217,7 @@ async def test_a_failover_of_postgres_is_an_alarm_if_it_loses_writes(
     postgres_server: PostgresServer, fleet: Callable[[str], Fleet], synchronous: bool
 ) -> None:
     standby = postgres_server.standby(synchronous=synchronous)
-    # libpq finds the one of the two that takes writes.
+    # libpq finds the one of the two that accepts writes.
     here = fleet(postgres_server.url.replace(postgres_server.address, f"{postgres_server.address},{standby.address}"))
     async with here.running():
         if not synchronous:
@@ -243,7 +243,7 @@ async def test_a_failover_of_postgres_is_an_alarm_if_it_loses_writes(
     assert set(jobs.values()) <= {State.COMPLETED, State.DELAYED}
 
 
-async def test_a_deleted_file_is_an_alarm_and_work_goes_on(tmp_path: Path, fleet: Callable[[str], Fleet]) -> None:
+async def test_a_deleted_file_is_an_alarm_and_work_continues(tmp_path: Path, fleet: Callable[[str], Fleet]) -> None:
     path = tmp_path / "jobs.db"
     here = fleet(f"sqlite:///{path}")
     async with here.running():
@@ -260,8 +260,8 @@ async def test_an_older_copy_of_the_file_is_an_alarm(tmp_path: Path, fleet: Call
     path, copy = tmp_path / "jobs.db", tmp_path / "copy.db"
     here = fleet(f"sqlite:///{path}")
     async with here.running():
-        with sqlite3.connect(path) as beside:
-            beside.execute("VACUUM INTO ?", (str(copy),))
+        with sqlite3.connect(path) as connection:
+            connection.execute("VACUUM INTO ?", (str(copy),))
         await here.do_a_job()
         await here.beaten()
         for name in ("jobs.db-wal", "jobs.db-shm"):

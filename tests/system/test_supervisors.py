@@ -1,4 +1,4 @@
-"""What a supervisor must survive: children that leave, that cannot be started, that say nothing or nonsense."""
+"""What a supervisor must survive: children that end, cannot be started, send nothing or invalid messages."""
 
 import asyncio
 import contextlib
@@ -50,12 +50,12 @@ time.sleep(600)
 
 
 def born(record: Path) -> list[int]:
-    """Return the pids of the children so far, in the order of their birth."""
+    """Return the pids of the children so far, in the order of their start."""
     return [int(line) for line in record.read_text().split()] if record.exists() else []
 
 
 async def workers(here: WorkerFleet, many: int, *, without: int = 0) -> None:
-    """Wait until so many workers are there, and that one is not."""
+    """Wait until this many workers exist, and that one does not."""
 
     async def there() -> bool:
         pids = await here.pids()
@@ -79,17 +79,17 @@ async def test_a_child_that_someone_else_stops_is_replaced(make_fleet: MakeFleet
 
 
 @pytest.mark.parametrize("options", [(), ("--burst",)])
-async def test_a_child_that_a_handler_ends_without_a_word_has_died(
+async def test_a_child_that_a_handler_ends_without_a_message_has_died(
     make_fleet: MakeFleet, options: tuple[str, ...]
 ) -> None:
     here = make_fleet(max_count="1")
-    (poison,) = here.enqueue("vanish")
+    (poison,) = here.enqueue("exit_silently")
     good = here.enqueue("quick", 1, times=20)
     supervisor = here.worker("--processes", "2", "-c", "1", *options)
 
     async def done() -> bool:
         died = [event.status for event in await here.events() if isinstance(event, WorkerDied)]
-        # The second time it runs in quarantine, and takes no more than that along.
+        # The second time it runs in quarantine, and ends nothing else.
         return died == [0] and await here.count(State.FAILED, State.COMPLETED) == 1 + len(good)
 
     await here.until(done, within=30)
@@ -114,7 +114,7 @@ async def test_a_recycling_worker_has_at_most_one_successor_at_a_time(make_fleet
     # Each process begins a long one and a short one, and then no more.
     long_ones, short_ones = list[Ref](), list[Ref]()
     for name in ("first", "second"):
-        long_ones += here.enqueue("until_told", name)
+        long_ones += here.enqueue("wait_for_file", name)
         await done(short := here.enqueue("nap", 0))
         short_ones += short
     last = here.enqueue("nap", 0)
@@ -128,7 +128,7 @@ async def test_a_recycling_worker_has_at_most_one_successor_at_a_time(make_fleet
         for what in ("start", "end")
     )
 
-    # The second one came while the first one went on, the third one when that was gone.
+    # The second one came while the first one was running, the third one after that.
     assert began[short_ones[1].id].at < ended[long_ones[0].id].at <= began[last[0].id].at
     assert len({began[ref.id].pid for ref in [*long_ones, *last]}) == 3
     assert not [event for event in await here.events() if isinstance(event, JobStalled | JobReleased | WorkerDied)]
@@ -144,10 +144,10 @@ async def test_a_burst_ends_when_there_is_nothing_left(make_fleet: MakeFleet) ->
 
 async def test_a_death_is_detected_with_an_inherited_ignored_sigchld(make_fleet: MakeFleet) -> None:
     here = make_fleet(max_count="0")
-    (poison,) = here.enqueue("vanish")
+    (poison,) = here.enqueue("exit_silently")
     (good,) = here.enqueue("quick", 1)
-    # What is ignored stays so in whatever is started.
-    supervisor = here.process("-c", UNMINDED, "-m", "tenure", "worker", "crew:app", "-c", "1")
+    # An ignored signal stays ignored in every child.
+    supervisor = here.process("-c", UNMINDED, "-m", "tenure", "worker", "fleet_app:app", "-c", "1")
 
     async def done() -> bool:
         return await here.count(State.COMPLETED, State.FAILED) == 2
@@ -182,7 +182,7 @@ async def test_a_child_that_cannot_be_started_is_tried_again(make_fleet: MakeFle
 @pytest.mark.parametrize(
     "hello", ["good morning", '{"say": "hello", "url": 7}', '{"say": "hello", "url": "gopher://nowhere"}']
 )
-async def test_a_child_that_says_nonsense_harms_no_other(make_fleet: MakeFleet, hello: str) -> None:
+async def test_a_child_that_sends_invalid_messages_harms_no_other(make_fleet: MakeFleet, hello: str) -> None:
     here = make_fleet()
     record = here.folder / "born"
     program = here.folder / "child.py"
@@ -219,9 +219,9 @@ async def tell(here: WorkerFleet, pids: Sequence[int]) -> None:
 
 
 async def at_work(here: WorkerFleet, workers: int, jobs: int) -> list[int]:
-    """Wait until so many workers are there, and so many handlers have begun; return the workers' pids.
+    """Wait until there are this many workers and running handlers; return the workers' pids.
 
-    A claimed job whose handler has not begun would be handed back by a stop, instead of drained.
+    A claimed job whose handler has not begun would be released by a stop, instead of drained.
     """
 
     async def working() -> bool:
@@ -235,12 +235,12 @@ async def at_work(here: WorkerFleet, workers: int, jobs: int) -> list[int]:
 async def test_a_sigterm_that_reaches_the_children_too_lets_them_drain(make_fleet: MakeFleet) -> None:
     here = make_fleet(lease="20s")
     supervisor = here.worker("--processes", "2", "-c", "1", "--drain", "25s")
-    # On a busy machine the second one comes when the first one's job would be over.
+    # On a busy machine the second one starts when the first one's job would have ended.
     await workers(here, 2)
     refs = here.enqueue("nap", 3, times=2)
     children = await at_work(here, 2, 2)
     await tell(here, [*children, supervisor.pid])
-    # However often they hear it.
+    # However often they receive it.
     await tell(here, children)
 
     assert await asyncio.to_thread(supervisor.wait, 20) == 0
@@ -264,7 +264,7 @@ async def test_a_second_sigterm_of_a_supervisor_makes_its_children_exit_at_once(
     began = time.monotonic()
 
     assert await asyncio.to_thread(supervisor.wait, 20) == 0
-    # About half a second; the rest is room for a slow machine.
+    # About half a second; the rest is time for a slow machine.
     assert time.monotonic() - began < 4
     for detail in await here.details(refs):
         assert (detail.job.state, [run.ended for run in detail.runs]) == (State.WAITING, ["released"])
@@ -274,13 +274,13 @@ async def test_a_second_sigterm_of_a_supervisor_makes_its_children_exit_at_once(
 async def test_a_child_that_ignores_two_sigterms_is_killed_and_no_job_is_charged(
     make_fleet: MakeFleet,
 ) -> None:
-    # By the default one more death would be the end of its jobs.
+    # By default one more death would fail its jobs.
     here = make_fleet(lease="20s", max_count="1")
     supervisor = here.worker("-c", "3", "--drain", "60s")
-    beside = here.enqueue("nap", 60, times=2)
+    others = here.enqueue("nap", 60, times=2)
     await at_work(here, 1, 2)
-    # The event loop of this one stands still.
-    (ref,) = here.enqueue("hog", 60)
+    # The event loop of this one is blocked.
+    (ref,) = here.enqueue("block_loop", 60)
     (pid,) = await at_work(here, 1, 3)
     await tell(here, [supervisor.pid])
     await tell(here, [supervisor.pid])
@@ -289,7 +289,7 @@ async def test_a_child_that_ignores_two_sigterms_is_killed_and_no_job_is_charged
     assert await asyncio.to_thread(supervisor.wait, 20) == 0
     assert 2 < time.monotonic() - began < 7
     assert f"worker {pid} did not stop in time; killing it" in here.log()
-    for detail in await here.details([ref, *beside]):
+    for detail in await here.details([ref, *others]):
         (run,) = detail.runs
         assert (detail.job.state, run.ended, run.reason) == (State.WAITING, "released", "process_died")
         assert (run.detail or "").startswith("its process was killed by its supervisor: it had not stopped")
@@ -300,7 +300,7 @@ async def test_a_child_that_ignores_two_sigterms_is_killed_and_no_job_is_charged
 
 @pytest.mark.fault("W-B13")
 @pytest.mark.parametrize("how", [("--no-supervisor",), ("--processes", "2")], ids=["alone", "two"])
-async def test_a_storage_that_is_locked_does_not_hold_up_a_stop(make_fleet: MakeFleet, how: tuple[str, ...]) -> None:
+async def test_a_locked_storage_does_not_delay_a_stop(make_fleet: MakeFleet, how: tuple[str, ...]) -> None:
     here = make_fleet(lease="20s")
     worker, many = here.worker(*how, "-c", "1", "--drain", "2s"), len(how)
     (ref,) = here.enqueue("nap", 60)
@@ -314,7 +314,7 @@ async def test_a_storage_that_is_locked_does_not_hold_up_a_stop(make_fleet: Make
         other.execute("ROLLBACK")
 
     assert status == 0
-    # Drain and 5 s are the promise; the rest is room for a slow machine.
+    # Drain and 5 s are the promise; the rest is time for a slow machine.
     assert 2 < took < 2 + 5 + 1.5
     assert here.log().count("unrecorded outcomes") == many
     assert "with 1 unrecorded outcomes" in here.log()

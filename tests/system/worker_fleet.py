@@ -51,13 +51,15 @@ class WorkerFleet:
             "TENURE_WORKER_LOOP": "asyncio",
             **os.environ,
             "TENURE_URL": through or self.url,
-            "CREW_HANDLER_LOG": str(self.handler_log),
-            **{f"CREW_{name.upper()}": value for name, value in settings.items()},
+            "FLEET_HANDLER_LOG": str(self.handler_log),
+            **{f"FLEET_{name.upper()}": value for name, value in settings.items()},
         }
         self.storage = locate(self.url)
         self._processes: list[subprocess.Popen[bytes]] = []
 
-    def worker(self, *options: str, target: str = "crew:app", within: Path | None = None) -> "subprocess.Popen[bytes]":
+    def worker(
+        self, *options: str, target: str = "fleet_app:app", within: Path | None = None
+    ) -> "subprocess.Popen[bytes]":
         """Start `tenure worker` with these options, in a control group if one is named."""
         return self.process("-m", "tenure", "worker", target, "--log-level", "warning", *options, within=within)
 
@@ -91,18 +93,18 @@ class WorkerFleet:
             check=False,
         )
 
-    def enqueue(self, task: str, *arguments: object, times: int = 1, module: str = "crew") -> list[Ref]:
+    def enqueue(self, task: str, *arguments: object, times: int = 1, module: str = "fleet_app") -> list[Ref]:
         """Enqueue jobs of the test app from a separate process."""
         return self.enqueue_in_turns(task, [arguments], times=times, module=module)
 
     def enqueue_in_turns(
-        self, task: str, arguments: Sequence[tuple[object, ...]], *, times: int, module: str = "crew"
+        self, task: str, arguments: Sequence[tuple[object, ...]], *, times: int, module: str = "fleet_app"
     ) -> list[Ref]:
         """Enqueue one job with each of these arguments in turn, `times` times."""
         code = (
-            f"import {module} as crew, sys\n"
-            f"calls = [crew.{task}.call(*each) for _ in range({times}) for each in {list(arguments)!r}]\n"
-            "jobs = crew.app.enqueue_many_sync(calls)\n"
+            f"import {module} as app_module, sys\n"
+            f"calls = [app_module.{task}.call(*each) for _ in range({times}) for each in {list(arguments)!r}]\n"
+            "jobs = app_module.app.enqueue_many_sync(calls)\n"
             "print('\\n'.join(job.id for job in jobs))\n"
         )
         done = subprocess.run(
@@ -219,7 +221,7 @@ class WorkerFleet:
 def timing_of(env: Mapping[str, str]) -> Timing:
     """Return the timing of the test app."""
     return Timing(
-        lease=env.get("CREW_LEASE", "2s"), sweep=env.get("CREW_SWEEP", "400ms"), grace=env.get("CREW_GRACE", "600ms")
+        lease=env.get("FLEET_LEASE", "2s"), sweep=env.get("FLEET_SWEEP", "400ms"), grace=env.get("FLEET_GRACE", "600ms")
     )
 
 

@@ -152,7 +152,7 @@ async def test_a_fault_on_travel_stalls_the_job_at_the_end_of_its_grace(shop: Sh
     ]
 
 
-async def test_the_other_runs_of_a_cut_off_worker_go_on(shop: Shop) -> None:
+async def test_the_other_runs_of_a_cut_off_worker_continue(shop: Shop) -> None:
     ended: list[str] = []
 
     @shop.app.task
@@ -218,7 +218,7 @@ async def test_a_rate_releases_each_job_at_its_instant_on_travel(shop: Shop) -> 
 
 
 @pytest.mark.thorough
-async def test_a_wait_for_a_job_that_nothing_runs_is_an_error(shop: Shop) -> None:
+async def test_waiting_for_a_job_that_no_worker_runs_is_an_error(shop: Shop) -> None:
     with JobTester(shop.app) as jobs:
         jobs.fail_next(shop.send, ConnectionError("no route"))
         job = await shop.send.enqueue("ada")
@@ -284,7 +284,7 @@ async def test_two_tests_are_isolated_and_the_app_is_restored(shop: Shop) -> Non
     assert shop.app.url == "sqlite:////nowhere/never-opened.db"
 
 
-def test_the_sync_twins_work_without_an_event_loop(shop: Shop) -> None:
+def test_the_sync_variants_work_without_an_event_loop(shop: Shop) -> None:
     with JobTester(shop.app) as jobs:
         shop.sign_up.enqueue_sync("ada")
         assert jobs.drain_sync() == 2

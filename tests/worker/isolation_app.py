@@ -1,4 +1,4 @@
-"""Handlers for processes of their own; the tests load a copy of this under a name of its own."""
+"""Handlers for isolated processes; the tests load a copy of this under another name."""
 
 import asyncio
 import ctypes
@@ -61,11 +61,11 @@ def plus(a: int, b: int) -> int:
 
 @app.task
 async def logging_on(seconds: float) -> None:
-    """Log at once, and something more once nobody runs anything here any more."""
+    """Log at once, and again once this process runs no job any more."""
     try:
         raise ValueError("shown")
     except ValueError:
-        logging.getLogger("shop.stock").exception("it is %s", "low", extra={"shelf": 3})
+        logging.getLogger("shop.stock").exception("it is %s", "low", extra={"row": 3})
     asyncio.get_running_loop().call_later(seconds, logging.getLogger("shop.stock").warning, "still low")
 
 
@@ -103,7 +103,7 @@ def raising(how: str) -> None:
 @app.task
 async def dying(how: str) -> None:
     current_job().log.info("about to die")
-    # Whatever it says goes over the line within a moment.
+    # All that it sends arrives within a moment.
     await asyncio.sleep(0.3)
     match how:
         case "kill":
@@ -118,13 +118,13 @@ async def dying(how: str) -> None:
 
 
 def _line() -> int:
-    """Return the descriptor of this process's line, which no handler has any business with."""
+    """Return the descriptor of this process's channel, which a handler must not use."""
     return next(number for number in map(int, os.listdir("/proc/self/fd")) if number > 2 and _is_line(number))
 
 
 def _is_line(number: int) -> bool:
     try:
-        # asyncio's own pair of sockets blocks nobody.
+        # asyncio's own pair of sockets is not blocking.
         return os.readlink(f"/proc/self/fd/{number}").startswith("socket:") and os.get_blocking(number)
     except OSError:
         return False
@@ -162,12 +162,12 @@ async def sleeping(seconds: float) -> None:
 
 
 @app.task(timeout="500ms")
-async def heeding() -> None:
+async def obeying() -> None:
     await asyncio.sleep(60)
 
 
 @app.task(timeout="500ms")
-async def deaf() -> None:
+async def ignoring() -> None:
     while True:
         try:
             await asyncio.sleep(60)
@@ -177,7 +177,7 @@ async def deaf() -> None:
 
 @app.task(timeout="500ms", stall=Stall("1s", max_count=0))
 async def deaf_with_a_short_lease() -> None:
-    await deaf.function()
+    await ignoring.function()
 
 
 @app.task(timeout="500ms")
@@ -221,7 +221,9 @@ def silent() -> None:
 
 @app.task(timeout="500ms")
 def delegating(path: str) -> None:
-    subprocess.run(["/bin/sh", "-c", f'trap "echo told > {path}; exit" TERM; while :; do sleep 0.05; done'], check=True)
+    subprocess.run(
+        ["/bin/sh", "-c", f'trap "echo ended > {path}; exit" TERM; while :; do sleep 0.05; done'], check=True
+    )
 
 
 @app.task(stall=Stall("1s", max_count=0))
@@ -256,7 +258,7 @@ async def ending_by_sigterm() -> None:
         os._exit(0)
 
     signal.signal(signal.SIGTERM, leave)
-    await deaf.function()
+    await ignoring.function()
 
 
 @app.task(run="auto")

@@ -1,4 +1,4 @@
-"""The runs that a worker holds, and that nothing is left of them once it lets go."""
+"""The runs that a worker holds; released ones leave nothing behind."""
 
 import gc
 import weakref
@@ -13,9 +13,9 @@ from tests.core.cases import active
 
 
 @pytest.mark.parametrize("watched", [False, True])
-def test_a_run_that_was_let_go_of_is_freed_without_the_garbage_collector(watched: bool) -> None:
-    # With it goes its task, and with a task that the collector frees a call of Python code, wherever that happens to
-    # run: in the middle of `ast.parse`, say, which then takes what another thread does meanwhile for its own.
+def test_a_released_run_is_freed_without_the_garbage_collector(watched: bool) -> None:
+    # Its task is freed with it. If the collector frees a task, it calls Python code wherever it happens to run, for
+    # example in the middle of `ast.parse`, which then takes another thread's activity for its own.
     scoreboard = Scoreboard.new(1) if watched else None
     active_runs = ActiveRuns(scoreboard)
     held = ActiveRun(Lease(structs.replace(active(), fence=7)))

@@ -1,4 +1,4 @@
-"""Where another process finds an app: in the modules that have a hold of it, in the script, or nowhere."""
+"""Where another process finds an app: in the modules that refer to it, in the script, or not at all."""
 
 import importlib
 import os
@@ -37,7 +37,7 @@ if __name__ == "__main__":
 
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Return the name of a package whose app is made in one module, and gets its tasks in another."""
+    """Return the name of a package whose app is created in one module, and gets its tasks in another."""
     name = f"whereabouts_of_{os.getpid()}"
     folder = tmp_path / name
     folder.mkdir()
@@ -50,7 +50,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         del sys.modules[module]
 
 
-def test_an_app_is_found_with_all_the_modules_that_have_a_hold_of_it(package: str) -> None:
+def test_an_app_is_found_with_all_the_modules_that_refer_to_it(package: str) -> None:
     tasks: Any = importlib.import_module(f"{package}.tasks")
     where = tasks.app.runtime().app_location()
 
@@ -60,14 +60,14 @@ def test_an_app_is_found_with_all_the_modules_that_have_a_hold_of_it(package: st
     assert (where.script, where.started) == (None, None)
 
 
-def test_an_app_in_a_local_variable_is_found_nowhere() -> None:
+def test_an_app_in_a_local_variable_is_not_found() -> None:
     app = Tenure("memory://")
 
     assert app.runtime().app_location() is None
     assert locate_app(app, []) is None
 
 
-def test_an_app_one_of_whose_tasks_comes_from_nowhere_is_found_nowhere(package: str) -> None:
+def test_an_app_with_a_task_of_unknown_origin_is_not_found(package: str) -> None:
     made: Any = importlib.import_module(f"{package}.app")
     scope: dict[str, Any] = {"__name__": "made_by_hand"}
     exec("def lost() -> None: ...", scope)

@@ -1,4 +1,4 @@
-"""Which event loop a worker process takes."""
+"""Which event loop a worker process uses."""
 
 import asyncio
 import sys
@@ -16,7 +16,7 @@ async def here() -> asyncio.AbstractEventLoop:
 
 
 @pytest.mark.parametrize("name", LOOPS)
-def test_a_loop_is_that_which_was_asked_for_and_uvloop_by_itself(name: Loop) -> None:
+def test_a_requested_loop_is_used_and_uvloop_by_default(name: Loop) -> None:
     with loop_runner(name) as runner:
         assert isinstance(runner.run(here()), uvloop.Loop) == (name != "asyncio")
 
@@ -32,7 +32,7 @@ def test_without_uvloop_only_a_request_for_it_is_refused(monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("variable", "loop"), [("asyncio", "asyncio"), ("uvloop", "uvloop"), ("bun", "auto"), (None, "auto")]
 )
-def test_the_processes_of_a_worker_learn_it_from_the_environment(
+def test_the_processes_of_a_worker_get_their_loop_from_the_environment(
     monkeypatch: pytest.MonkeyPatch, variable: str | None, loop: str
 ) -> None:
     if variable is None:

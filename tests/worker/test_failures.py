@@ -1,4 +1,4 @@
-"""The text of a value whose owner must not be kept waiting for it, and must not read secrets in it."""
+"""The text of a value: quick to create, and without secrets."""
 
 import time
 from typing import Any
@@ -19,7 +19,7 @@ def test_no_value_takes_long_to_be_shown(value: object) -> None:
     began = time.process_time()
     shown = redacted_repr(value, 20_000)
 
-    # Milliseconds; it took several seconds, in which a worker's loop stood still.
+    # Milliseconds; it took several seconds, in which a worker's loop was blocked.
     assert time.process_time() - began < 1
     assert shown
 

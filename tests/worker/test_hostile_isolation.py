@@ -1,4 +1,4 @@
-"""Hostile exceptions in processes of their own: each process says how its run ended."""
+"""Hostile exceptions in isolated processes: each process reports how its run ended."""
 
 import importlib
 import itertools
@@ -21,7 +21,7 @@ COUNT = itertools.count()
 
 @pytest.fixture
 def mod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Return the module of handlers, as one that no other test has used."""
+    """Return the module of handlers, under a name that no other test has used."""
     name = f"hostile_{os.getpid()}_{next(COUNT)}"
     shutil.copy(Path(hostile.__file__), tmp_path / f"{name}.py")
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])

@@ -1,4 +1,4 @@
-"""Runs in processes of their own: what they come to, and how they are ended, with real processes in a real worker."""
+"""Runs in isolated processes: their outcomes, and how they are ended, with real processes in a real worker."""
 
 import asyncio
 import contextlib
@@ -45,7 +45,7 @@ COUNT = itertools.count()
 
 @pytest.fixture
 def mod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Return the module of handlers, as one that no other test has used."""
+    """Return the module of handlers, under a name that no other test has used."""
     name = f"isolation_app_{os.getpid()}_{next(COUNT)}"
     shutil.copy(Path(__file__).with_name("isolation_app.py"), tmp_path / f"{name}.py")
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
@@ -54,12 +54,12 @@ def mod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 async def detail_of(app: Tenure, job_id: str) -> JobDetail:
-    """Return all that is remembered of a job."""
+    """Return the full record of a job."""
     return await records.detail_of(app.job(job_id))
 
 
 async def over(app: Tenure, job_id: str, *, within: float = 30) -> JobDetail:
-    """Wait until a job runs no more and waits for nothing but its time, and return all that is remembered of it."""
+    """Wait until a job does not run any more and waits only for its due time; return its full record."""
     async with asyncio.timeout(within):
         # The storage is what changes.
         while await app.job(job_id).state() in (State.WAITING, State.ACTIVE):  # noqa: ASYNC110
@@ -68,7 +68,7 @@ async def over(app: Tenure, job_id: str, *, within: float = 30) -> JobDetail:
 
 
 async def began(app: Tenure, job_id: str, *, within: float = 30) -> None:
-    """Wait until a handler has told how far it is."""
+    """Wait until a handler has reported this progress."""
     async with asyncio.timeout(within):
         while (await detail_of(app, job_id)).job.progress is None:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
@@ -106,7 +106,7 @@ async def test_progress_and_logs_of_an_isolated_run_are_stored(mod: Any) -> None
     assert [(line.message, line.fields) for line in detail.log] == [("so far", {"seen": "yes"})]
 
 
-async def test_data_and_progress_objects_are_kept_there_for_the_next_run(mod: Any) -> None:
+async def test_data_and_progress_objects_are_kept_for_the_next_isolated_run(mod: Any) -> None:
     async with mod.app, mod.app.worker():
         job = await mod.keeping.enqueue()
 
@@ -128,10 +128,10 @@ async def test_logs_of_an_isolated_process_appear_in_the_workers_log(
     first = next(record for record in caplog.records if record.name == "shop.stock")
     assert (first.levelname, first.getMessage()) == ("ERROR", "it is low")
     assert 'raise ValueError("shown")' in caplog.text
-    assert (vars(first)["shelf"], vars(first)["tenure_job_id"], vars(first)["tenure_run"]) == (3, job.id, 1)
+    assert (vars(first)["row"], vars(first)["tenure_job_id"], vars(first)["tenure_run"]) == (3, job.id, 1)
 
 
-async def test_a_failure_there_is_logged_with_its_type_message_and_traceback(
+async def test_an_isolated_failure_is_logged_with_type_message_and_traceback(
     mod: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -174,7 +174,7 @@ async def test_exceptions_of_an_isolated_run_have_their_usual_effect(mod: Any) -
         ("nonsense", "its message is invalid: not a message"),
     ],
 )
-async def test_a_process_that_dies_takes_its_own_run_along_and_no_other(mod: Any, how: str, detail: str) -> None:
+async def test_a_process_that_dies_ends_its_own_run_and_no_other(mod: Any, how: str, detail: str) -> None:
     async with mod.app, mod.app.worker(concurrency=2):
         neighbour = await mod.sleeping.enqueue(1.5)
         job = await mod.dying.enqueue(how)
@@ -194,10 +194,10 @@ async def test_a_process_that_dies_takes_its_own_run_along_and_no_other(mod: Any
     assert len(unharmed.runs) == 1
 
 
-@pytest.mark.parametrize("task", ["heeding", "deaf", "busy", "tidy"])
+@pytest.mark.parametrize("task", ["obeying", "ignoring", "busy", "tidy"])
 async def test_a_timeout_frees_its_place_within_two_seconds(mod: Any, task: str) -> None:
     async with mod.app, mod.app.worker(concurrency=1):
-        # The process is there already; how long one takes to start is another matter.
+        # The process exists already; how long a start takes is tested elsewhere.
         pid = (await (await mod.where.enqueue()).result(timeout=30))[0]
         job = await mod.app.tasks[f"{mod.__name__}.{task}"].enqueue()
         next_one = await mod.where.enqueue()
@@ -206,15 +206,15 @@ async def test_a_timeout_frees_its_place_within_two_seconds(mod: Any, task: str)
 
     assert (timed_out.job.state, timed_out.job.reason) == (State.FAILED, "timeout")
     assert 0.5 <= took(timed_out) < 0.5 + 2.0
-    # Nothing of a run that is over goes on: who does not end is killed.
-    assert (next_pid == pid) == (task in ("heeding", "tidy"))
+    # A run that has ended leaves no code running: a handler that does not end is killed.
+    assert (next_pid == pid) == (task in ("obeying", "tidy"))
     if task == "tidy":
         assert [line.message for line in timed_out.log] == ["tidied up"]
 
 
 async def test_a_process_past_its_timeout_is_killed_before_its_lease_ends(mod: Any) -> None:
     async with mod.app, mod.app.worker(concurrency=1):
-        # The process is there already.
+        # The process exists already.
         await (await mod.where.enqueue()).result(timeout=30)
         detail = await over(mod.app, (await mod.deaf_with_a_short_lease.enqueue()).id)
 
@@ -225,7 +225,7 @@ async def test_a_process_past_its_timeout_is_killed_before_its_lease_ends(mod: A
 
 async def test_a_process_that_ends_by_our_sigterm_counts_as_a_timeout(mod: Any) -> None:
     async with mod.app, mod.app.worker(concurrency=1):
-        # The process is there already.
+        # The process exists already.
         await (await mod.where.enqueue()).result(timeout=30)
         job = await mod.ending_by_sigterm.enqueue()
         detail = await over(mod.app, job.id)
@@ -251,18 +251,18 @@ async def test_a_cancelled_plain_handler_is_ended_with_its_process(mod: Any) -> 
 
 async def test_child_processes_of_a_handler_get_sigterm_before_sigkill(mod: Any, tmp_path: Path) -> None:
     async with mod.app, mod.app.worker():
-        job = await mod.delegating.enqueue(str(tmp_path / "told"))
+        job = await mod.delegating.enqueue(str(tmp_path / "ended"))
         detail = await over(mod.app, job.id)
 
     assert detail.job.reason == "timeout"
-    assert (tmp_path / "told").read_text() == "told\n"
+    assert (tmp_path / "ended").read_text() == "ended\n"
 
 
 async def test_a_process_with_a_blocked_loop_is_killed_and_its_run_charged(mod: Any) -> None:
     mod.app.timing = replace(mod.app.timing, max_block=timedelta(seconds=1))
     async with mod.app, mod.app.worker(concurrency=1):
         blocked = await over(mod.app, (await mod.blocking.enqueue(60)).id)
-        # What waits is not blocked, however long.
+        # A run that only waits is not blocked, however long.
         await (await mod.sleeping.enqueue(4)).result(timeout=30)
 
     (run,) = blocked.runs
@@ -291,7 +291,7 @@ async def test_a_lost_isolated_run_ends_although_its_worker_is_blocked(mod: Any)
                 await asyncio.sleep(0.01)
         pid = int(log[0].message.split()[-1])
         assert pid in children()
-        # Its progress clock is over after a second; then somebody sweeps, it is told, and killed 1.75 s later.
+        # Its progress limit ends after a second; a sweep follows, the worker learns of it, then kills it after 1.75 s.
         time.sleep(8)  # noqa: ASYNC251 - that is the point
         ended = pid not in children()
         detail = await over(mod.app, job.id)
@@ -309,7 +309,7 @@ async def test_the_crash_report_holds_the_position_of_the_handler(mod: Any) -> N
     [ago] = re.findall(r"where its handler was at its last beat, ([0-9.]+) s before it died", text)
 
     assert "in last_seen_here\n" in text
-    # It never gave a sign, but somebody looked at it with each beat.
+    # The handler sent no heartbeat, but its position was read with each beat.
     assert "last sign of life 3." in text
     assert float(ago) < 2
 
@@ -326,7 +326,7 @@ async def test_an_earlier_out_of_memory_kill_is_not_named_as_the_cause(
         job = await mod.endless.enqueue()
         await began(mod.app, job.id)
         counts.write_text("oom_kill 1\n")
-        # Somebody looks often enough to tell it from what comes now.
+        # The count is read often enough to distinguish that kill from the next.
         await asyncio.sleep(2)
         [pid] = children()
         os.kill(pid, signal.SIGKILL)
@@ -374,7 +374,7 @@ async def test_a_stop_signal_to_the_whole_service_does_not_end_a_run(mod: Any) -
     assert same == pid
 
 
-async def test_the_time_of_a_run_stands_still_while_its_process_is_started(
+async def test_the_time_of_a_run_does_not_count_while_its_process_starts(
     mod: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SLOT_APP_QUICK_ONLY_IN", str(os.getpid()))
@@ -382,7 +382,7 @@ async def test_the_time_of_a_run_stands_still_while_its_process_is_started(
         jobs = [await mod.short.enqueue(), await mod.signing.enqueue(), await mod.renewing.enqueue()]
         details = [await over(mod.app, job.id) for job in jobs]
 
-    # Each would be over, by its timeout, its progress clock or its lease, long before a process is ready.
+    # Each would end, by its timeout, its progress limit or its lease, long before a process is ready.
     assert [(detail.job.state, len(detail.runs)) for detail in details] == [(State.COMPLETED, 1)] * 3
     assert min(took(item) for item in details) > 3.5
 
@@ -405,7 +405,7 @@ async def test_a_process_started_for_a_run_that_never_began_serves_the_next(
     assert there == pid
 
 
-async def test_a_job_that_no_process_can_be_had_for_is_put_back_uncharged(
+async def test_a_job_for_which_no_process_can_start_is_released_uncharged(
     mod: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SLOT_APP_FIT_ONLY_IN", str(os.getpid()))
@@ -528,7 +528,7 @@ async def test_a_quarantined_job_of_a_supervised_worker_gets_its_own_process(mod
     assert (pid != os.getpid()) == supervised
 
 
-async def test_four_jobs_in_quarantine_run_at_a_time_and_leave_no_process_behind(mod: Any) -> None:
+async def test_four_quarantined_jobs_run_at_a_time_and_leave_no_process_behind(mod: Any) -> None:
     async with mod.app:
         jobs = [await mod.dozing.enqueue(0.5) for _ in range(9)]
         dead, reaper = Owner("dead"), Owner("reaper")
@@ -545,12 +545,12 @@ async def test_four_jobs_in_quarantine_run_at_a_time_and_leave_no_process_behind
 
     assert len(taken) == len(jobs)
     assert os.getpid() not in {pid for _, _, pid in spans}
-    # At the beginning of each, this many went on, itself included.
-    beside = [sum(began <= at < ended for began, ended, _ in spans) for at, _, _ in spans]
-    assert max(beside) <= 4
+    # When each began, this many were running, itself included.
+    running = [sum(began <= at < ended for began, ended, _ in spans) for at, _, _ in spans]
+    assert max(running) <= 4
 
 
-async def test_an_on_cancel_hook_runs_there_to_its_end(mod: Any) -> None:
+async def test_an_isolated_on_cancel_hook_runs_to_its_end(mod: Any) -> None:
     async with mod.app, mod.app.worker():
         job = await mod.cancellable.enqueue()
         await began(mod.app, job.id)
@@ -669,7 +669,7 @@ async def test_many_deaths_in_a_row_leave_no_zombie_and_no_descriptor(mod: Any) 
         assert await (await mod.plus.enqueue(1, 2)).result(timeout=30) == 9
         after, living = len(os.listdir("/proc/self/fd")), len(children())
 
-    # One of the four may not have been there before, and has its line.
+    # One of the four may not have existed before, and has its channel.
     assert after <= before + 4
     assert living <= 4
     assert not children()

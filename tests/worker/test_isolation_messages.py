@@ -1,4 +1,4 @@
-"""What goes over a slot's line: whole words however it is torn, and nothing at all where it is none."""
+"""Messages of an isolated process: complete in parts of any size, and invalid input is refused."""
 
 import pytest
 from hypothesis import given
@@ -63,7 +63,7 @@ OUTCOMES: list[Outcome] = [
 
 
 @given(st.lists(st.integers(1, 500)))
-def test_words_come_through_whole_however_they_are_torn(cuts: list[int]) -> None:
+def test_messages_in_pieces_of_any_size_are_read_completely(cuts: list[int]) -> None:
     said = encode_frame(RunJob(JOB)) + encode_frame(RunJob(JOB))
     reader, heard, at = order_reader(), list[object](), 0
     for cut in [*cuts, len(said)]:
@@ -74,11 +74,11 @@ def test_words_come_through_whole_however_they_are_torn(cuts: list[int]) -> None
 
 
 @pytest.mark.parametrize("outcome", OUTCOMES, ids=lambda outcome: type(outcome).__name__)
-def test_every_outcome_survives_the_encoding(outcome: Outcome) -> None:
+def test_every_outcome_can_be_encoded_and_decoded(outcome: Outcome) -> None:
     assert answer_reader().feed(encode_frame(RunEnded(7, outcome))) == [RunEnded(7, outcome)]
 
 
-def test_signs_of_a_handler_survive_the_encoding() -> None:
+def test_heartbeats_of_a_handler_can_be_encoded_and_decoded() -> None:
     said = RunSigns(7, 1.5, (0.5, None), ((1.25, "info", "so far", {"seen": "yes"}, 1),), True, "Traceback")
 
     assert answer_reader().feed(encode_frame(said)) == [said]
@@ -92,7 +92,7 @@ def test_signs_of_a_handler_survive_the_encoding() -> None:
         b"\x00\x00\x00\x03abc",
         b"\x00\x00\x00\x01\xc1",
         (100_000).to_bytes(4, "big") + b"\x91" * 100_000,
-        # What a worker says is nothing that a slot may say.
+        # Only the worker may send this kind of message.
         encode_frame(RunJob(JOB)),
     ],
     ids=["too long", "nothing", "text", "no msgpack", "nested", "another's word"],

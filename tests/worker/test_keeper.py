@@ -1,4 +1,4 @@
-"""The keeper's beats: how often they look at the storage's partitions, and what a failing look may not do."""
+"""The keeper's beats: how often they read the state of the storage's partitions, and what a failure may not do."""
 
 import logging
 from collections.abc import Callable
@@ -79,7 +79,7 @@ def keeper_of(
     )
 
 
-async def test_beats_for_short_leases_look_at_the_partitions_no_more_often() -> None:
+async def test_beats_for_short_leases_read_the_partitions_no_more_often() -> None:
     clock = ManualClock()
     storage, active_runs = CountingStorage(clock), ActiveRuns()
     job = active()
@@ -93,7 +93,7 @@ async def test_beats_for_short_leases_look_at_the_partitions_no_more_often() -> 
     assert storage.looks == 4
 
 
-async def test_a_beat_counts_as_answered_though_the_look_at_the_storage_fails(
+async def test_a_beat_counts_as_answered_though_reading_the_partitions_fails(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     def failing(place: int) -> None:
@@ -113,7 +113,7 @@ async def test_a_beat_counts_as_answered_though_the_look_at_the_storage_fails(
     assert "cannot renew" not in caplog.text
 
 
-async def test_a_storage_that_is_gone_at_a_beat_is_one_alarm(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_storage_that_is_gone_at_a_beat_raises_one_alarm(caplog: pytest.LogCaptureFixture) -> None:
     clock = ManualClock()
     storage = CountingStorage(clock)
     keeper = keeper_of(storage, clock, ActiveRuns())

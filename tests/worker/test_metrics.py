@@ -1,4 +1,4 @@
-"""What processes count: totals that only go up, sent in parts, added up over the living and the dead."""
+"""What processes count: totals that only rise, sent in parts, summed over live and dead processes."""
 
 import random
 import threading
@@ -38,7 +38,7 @@ def shown(figures: dict[Key, tuple[float, ...]]) -> dict[str, Family]:
     return read(rendered(None, unreachable("gone"), ProcessHealth(owners=(), metrics=figures)))
 
 
-def test_a_time_falls_into_the_first_bucket_that_it_is_not_above() -> None:
+def test_a_time_counts_in_the_first_bucket_that_it_does_not_exceed() -> None:
     figures = MetricsRegistry()
     for seconds in (0.0, 0.005, 0.0051, 7_200.0, 7_201.0):
         figures.observe(DURATION, [seconds], "mail", "send")
@@ -52,7 +52,7 @@ def test_a_time_falls_into_the_first_bucket_that_it_is_not_above() -> None:
     assert family[{"le": "+Inf"}] == 5
 
 
-def test_names_of_any_kind_come_through() -> None:
+def test_names_of_any_kind_are_kept() -> None:
     figures = MetricsRegistry()
     name = 'a "b"\\n\n{c},d="e" ü'
     figures.count(JOBS, name, "task", "completed", by=3)
@@ -60,7 +60,7 @@ def test_names_of_any_kind_come_through() -> None:
     assert shown(figures.totals())["tenure_jobs_total"][{"queue": name}] == 3
 
 
-def test_there_are_no_more_series_than_a_scraper_bears() -> None:
+def test_the_number_of_series_is_limited_for_scrapers() -> None:
     figures = MetricsRegistry()
     for number in range(MOST + 500):
         figures.count(JOBS, "default", f"task {number}", "completed")

@@ -1,4 +1,4 @@
-"""Which line of a handler a stack is at: of the handler's own, and where the call that it makes there has come to."""
+"""The position of a handler in a stack: its own line, and how far the call on that line has got."""
 
 import asyncio
 from pathlib import Path
@@ -41,7 +41,7 @@ THREAD = [(THREADS, 160, "_work"), ("/usr/lib/python3.11/threading.py", 1002, "_
             [("/app/a.py", 7, "send"), (MIDDLEWARE, 40, "around"), (RUN, 150, "_call"), *MAIN],
             "/app/a.py:7 in send",
         ),
-        # A task that a handler has started has nothing of ours below it.
+        # A task that a handler has started has no frame of ours below it.
         ([("/app/a.py", 12, "part"), *MAIN], "/app/a.py:12 in part"),
         ([(BUS, 181, "_follow"), *MAIN], "None"),
         ([("/usr/lib/python3.11/selectors.py", 468, "select"), ("/app/main.py", 3, "<module>")], "None"),
@@ -52,7 +52,7 @@ def test_own_frames_do_not_count_as_the_handlers_position(stack: list[tuple[str,
     assert str(dumped(THREAD, stack).on_loop()) == position
 
 
-def test_handlers_in_threads_are_found_and_idle_threads_are_none() -> None:
+def test_handlers_in_threads_are_found_and_idle_threads_are_ignored() -> None:
     working = [("/app/b.py", 3, "resize"), *THREAD]
     of_an_event = [("/app/d.py", 4, "notify"), (BUS, 300, "call"), *THREAD]
     foreign = [("/app/c.py", 5, "own_thread"), ("/usr/lib/python3.11/threading.py", 1002, "_bootstrap")]

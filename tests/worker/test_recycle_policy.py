@@ -1,11 +1,11 @@
-"""When a worker process is worn out."""
+"""When a worker process has to be replaced."""
 
 from random import Random
 
 from tenure.worker.recycling import RecyclePolicy, staggered
 
 
-def test_so_many_jobs_begin_and_no_more() -> None:
+def test_max_jobs_jobs_begin_and_no_more() -> None:
     wear = RecyclePolicy(max_jobs=3)
     rooms: list[int] = []
     for _ in range(3):
@@ -18,7 +18,7 @@ def test_so_many_jobs_begin_and_no_more() -> None:
     assert wear.room(10) == 0
 
 
-def test_one_that_was_to_begin_and_did_not_is_not_counted() -> None:
+def test_a_job_that_was_to_begin_and_did_not_is_not_counted() -> None:
     wear = RecyclePolicy(max_jobs=1)
     wear.began()
     wear.not_begun()
@@ -27,7 +27,7 @@ def test_one_that_was_to_begin_and_did_not_is_not_counted() -> None:
     assert wear.reason() is None
 
 
-def test_memory_wears_it_out_after_a_job_at_least_and_for_good() -> None:
+def test_memory_over_the_limit_after_a_job_recycles_for_good() -> None:
     occupied = 600_000_000
     wear = RecyclePolicy(max_memory=500_000_000, occupied=lambda: occupied)
     assert wear.reason() is None
@@ -41,7 +41,7 @@ def test_memory_wears_it_out_after_a_job_at_least_and_for_good() -> None:
     assert wear.room(10) == 0
 
 
-def test_without_limits_nothing_does() -> None:
+def test_without_limits_no_worker_is_recycled() -> None:
     wear = RecyclePolicy()
     for _ in range(1000):
         wear.began()

@@ -1,4 +1,4 @@
-"""What a worker writes down in shared memory is what its watcher reads, also while it is being written."""
+"""The monitor reads what a worker writes into shared memory, also while it is being written."""
 
 import os
 import select
@@ -18,7 +18,7 @@ from tenure.worker.scoreboard import KnownRuns, Scoreboard
 from tests.core.cases import active
 
 WRITES = 8_704 + 16
-"""Where the count of its writings stands on the first line: behind two numbers that are the watcher's."""
+"""The offset of the count of writes in the first row: after two numbers that belong to the monitor."""
 
 LONGEST = "n" * 1021 + "ü"
 """A name of 1,023 bytes; none is longer than a kilobyte."""
@@ -103,7 +103,7 @@ def test_the_scoreboard_separates_started_isolated_and_waiting_runs() -> None:
     scoreboard.set_pid(finished, 8)
     scoreboard.began(finished, 2.0, renewed=True)
     scoreboard.finished(finished, lease().job.stall)
-    # No process could be had for it.
+    # No process could be started for it.
     back = scoreboard.write(lease("back"), way="process", claimed_at=inf, renewed_at=1.0) or 0
     scoreboard.set_way(back, "loop")
     scoreboard.began(back, 3.0, renewed=True)
@@ -116,7 +116,7 @@ def test_the_scoreboard_separates_started_isolated_and_waiting_runs() -> None:
     )
 
 
-def test_none_that_had_begun_here_is_another_answer_than_not_to_know(scoreboard: Scoreboard) -> None:
+def test_no_run_had_begun_and_unknown_are_different_answers(scoreboard: Scoreboard) -> None:
     place = scoreboard.write(lease("apart"), way="process", claimed_at=float("inf"), renewed_at=1.0) or 0
     scoreboard.set_pid(place, 7)
     known = scoreboard.known_runs()
@@ -141,14 +141,14 @@ def test_an_external_renewal_counts_only_for_its_run(scoreboard: Scoreboard) -> 
     scoreboard.clear(place)
     assert scoreboard.write(lease("next", fence=8), way="loop", claimed_at=2.0, renewed_at=2.0) == place
 
-    # What was asked for in the name of the run that was here before comes late.
+    # A request for the run that was in this row before comes late.
     scoreboard.note_external_renewal(run, 10.0)
 
     assert scoreboard.external_renewal(place, 8) == 0.0
     assert scoreboard.runs()[0].renewed_at == 2.0
 
 
-def test_a_line_that_is_being_written_is_not_read(scoreboard: Scoreboard) -> None:
+def test_a_row_that_is_being_written_is_not_read(scoreboard: Scoreboard) -> None:
     place = scoreboard.write(lease(), way="loop", claimed_at=1.0, renewed_at=1.0)
     writes = struct.unpack("d", os.pread(scoreboard.descriptor, 8, WRITES))[0]
     os.pwrite(scoreboard.descriptor, struct.pack("d", writes + 1), WRITES)
@@ -158,7 +158,7 @@ def test_a_line_that_is_being_written_is_not_read(scoreboard: Scoreboard) -> Non
 
 
 class WrittenWhileRead:
-    """A line of the shared memory that changes after its numbers were read and before its text is."""
+    """A row of the shared memory that changes after its numbers were read and before its text is."""
 
     def __init__(self, line: Any, write: Callable[[], object]) -> None:
         self._line = line
@@ -168,13 +168,13 @@ class WrittenWhileRead:
         return float(self._line[place])
 
     def tolist(self) -> list[float]:
-        """Return the numbers as they are, then let the writer go on."""
+        """Return the numbers as they are, then let the writer continue."""
         numbers: list[float] = self._line.tolist()
         self._write()
         return numbers
 
 
-def test_a_line_that_changes_while_it_is_read_is_not_believed(scoreboard: Scoreboard) -> None:
+def test_a_row_that_changes_while_it_is_read_is_ignored(scoreboard: Scoreboard) -> None:
     place = scoreboard.write(lease("old", fence=7), way="loop", claimed_at=1.0, renewed_at=1.0)
     assert place is not None
     reader: Any = Scoreboard(os.dup(scoreboard.descriptor))
@@ -195,7 +195,7 @@ def test_a_line_that_changes_while_it_is_read_is_not_believed(scoreboard: Scoreb
     assert (run.ref.id, run.fence, run.claimed_at) == ("new", 8, 2.0)
 
 
-def test_the_moments_of_the_loops_are_read_as_written(scoreboard: Scoreboard) -> None:
+def test_the_times_of_the_loops_are_read_as_written(scoreboard: Scoreboard) -> None:
     scoreboard.turned(5.0, 0.25)
     scoreboard.claimed(4.0)
     scoreboard.beaten(6.0, 123_456_789)
@@ -206,7 +206,7 @@ def test_the_moments_of_the_loops_are_read_as_written(scoreboard: Scoreboard) ->
     assert (scoreboard.checked_at, scoreboard.next_check) == (7.0, 9.5)
 
 
-def test_another_process_sees_it_while_it_is_written_and_never_a_mixture(scoreboard: Scoreboard) -> None:
+def test_another_process_reads_it_while_it_is_written_and_never_a_mixture(scoreboard: Scoreboard) -> None:
     reader = textwrap.dedent(
         """
         import sys
@@ -231,7 +231,7 @@ def test_another_process_sees_it_while_it_is_written_and_never_a_mixture(scorebo
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         fence = 0
-        # How much of it the other one gets to see is up to the machine; so this goes on until it has seen enough.
+        # The machine decides how much of it the other process sees; so this continues until it has seen enough.
         while not select.select([process.stdout], [], [], 0)[0]:
             fence += 1
             name = str(fence) * 100

@@ -30,7 +30,7 @@ def test_the_free_descriptors_are_those_that_can_still_be_opened() -> None:
     assert done.stdout.split() == ["50", "True", "0"]
 
 
-class Liar(OSError):
+class RaisingErrno(OSError):
     """An error whose number raises."""
 
     @property
@@ -45,13 +45,20 @@ def test_an_error_about_a_shortage_is_recognized_by_its_number(number: int) -> N
     assert is_shortage(ExceptionGroup("several", [ValueError(), OSError(number, "no more")]))
 
 
-def test_no_other_error_is_taken_for_a_shortage() -> None:
+def test_no_other_error_counts_as_a_shortage() -> None:
     assert is_shortage(RuntimeError(NO_THREAD))
-    for error in (OSError(), OSError(errno.ENOENT, "no"), RuntimeError("else"), MemoryError(), ValueError(), Liar(24)):
+    for error in (
+        OSError(),
+        OSError(errno.ENOENT, "no"),
+        RuntimeError("else"),
+        MemoryError(),
+        ValueError(),
+        RaisingErrno(24),
+    ):
         assert not is_shortage(error)
 
 
-def test_it_checks_each_second_and_reports_each_shortage_once() -> None:
+def test_the_check_runs_each_second_and_reports_each_shortage_once() -> None:
     clock, messages, looks, free = ManualClock(), list[str](), [0], [LEAST_FREE]
 
     def look() -> int:

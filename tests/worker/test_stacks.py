@@ -1,4 +1,4 @@
-"""A process that is asked where it is says so, also one that holds its interpreter; who cannot is not waited for."""
+"""A process that is asked for its stack returns it, even if it holds its interpreter; one that cannot is given up."""
 
 import asyncio
 import os
@@ -20,9 +20,9 @@ ANSWERING = f"""
 import ctypes, os, signal, socket, sys, time
 from tenure.worker.stacks.stack_file import StackFile
 
-fd, _, told = os.environ["{VARIABLE}"].partition(":")
+fd, _, stack_fd = os.environ["{VARIABLE}"].partition(":")
 line = socket.socket(fileno=int(fd))
-StackFile(int(told)).register()
+StackFile(int(stack_fd)).register()
 
 def hold(seconds):
     library, lock = ctypes.PyDLL(None), ctypes.create_string_buffer(256)
@@ -66,18 +66,18 @@ async def test_a_process_that_holds_its_gil_returns_its_stack_each_time() -> Non
     await end(child, stacks)
 
 
-async def test_one_that_is_stopped_is_not_asked() -> None:
+async def test_a_stopped_process_is_not_asked_for_its_stack() -> None:
     stacks = StackFile.new()
     child = await start(stacks, "line.sendall(b'up')\nos.kill(os.getpid(), signal.SIGSTOP)\ntime.sleep(60)\n")
     async with asyncio.timeout(20):
-        while not child.stopped:  # noqa: ASYNC110 - nobody tells us
+        while not child.stopped:  # noqa: ASYNC110 - the kernel does not notify
             await asyncio.sleep(0.01)
 
     assert await stacks.read_from(child) == ""
     await end(child, stacks)
 
 
-async def test_one_that_does_not_answer_is_not_waited_for_longer_than_a_moment() -> None:
+async def test_a_process_that_does_not_answer_is_waited_for_briefly() -> None:
     stacks = StackFile.new()
     child = await start(stacks, "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2])\nhold(60)\n")
     began = time.monotonic()

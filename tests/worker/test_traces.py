@@ -1,4 +1,4 @@
-"""Where handlers are seen to be, while they wait, work, or sit in a thread; and what looking costs."""
+"""Positions of handlers while they wait, work, or run in a thread; and the cost of reading them."""
 
 import asyncio
 import contextlib
@@ -46,13 +46,13 @@ async def handler(secret: str) -> None:
 
 
 def functions(trace: str | None) -> list[str]:
-    """Return the functions that a trace goes through."""
+    """Return the functions in a trace."""
     return [line.rpartition(" in ")[2] for line in (trace or "").splitlines() if line.startswith("  File ")]
 
 
 @contextlib.asynccontextmanager
 async def under_way(run: ActiveRun) -> AsyncGenerator[ActiveRun]:
-    """Let a run get as far as it gets."""
+    """Let a run continue until it waits."""
     for _ in range(5):
         await asyncio.sleep(0)
     try:
@@ -189,10 +189,10 @@ async def test_the_position_reported_by_an_isolated_run_is_sent_once() -> None:
     traces, run = Traces(), held()
     run.isolated_position = "there"
 
-    (told,) = traces.new_texts([run], 5.0)
-    run.renewal(5.0, told).answered(5.0, lost=False)
+    (text,) = traces.new_texts([run], 5.0)
+    run.renewal(5.0, text).answered(5.0, lost=False)
 
-    assert told == stack_of(run) == "there"
+    assert text == stack_of(run) == "there"
     assert traces.new_texts([run], 10.0) == [None]
 
 
@@ -205,7 +205,7 @@ async def test_a_stack_omits_frames_of_the_worker() -> None:
         lane.close()
 
 
-async def test_a_function_that_comes_back_to_the_same_line_is_not_news() -> None:
+async def test_a_function_that_comes_back_to_the_same_line_is_not_reported() -> None:
     traces, monitor = Traces(), asyncio.Event()
 
     async def loops() -> None:
@@ -241,5 +241,5 @@ async def test_reading_the_stacks_of_sleeping_runs_again_is_cheap(count: int) ->
         item.task.cancel()
     await asyncio.gather(*(run.task for run in runs if run.task is not None), return_exceptions=True)
 
-    # A beat is 5 s; a hundredth of it is there for 10,000 of them.
+    # A beat is 5 s; a hundredth of it is allowed for 10,000 of them.
     assert min(took) < 0.05 * count / 10_000, took

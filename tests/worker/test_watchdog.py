@@ -1,4 +1,4 @@
-"""A worker watches its own loop: who blocks it is named once, and what it holds given up when that lasts too long."""
+"""A worker watches its own loop: the run that blocks it is named once, and its leases given up if that lasts long."""
 
 import asyncio
 import logging
@@ -57,7 +57,7 @@ async def test_a_task_that_a_handler_has_started_is_found_by_its_line(caplog: py
     assert "in part" in records
 
 
-def test_a_watchdog_that_stood_still_does_not_blame_the_loop() -> None:
+def test_a_watchdog_that_was_suspended_does_not_blame_the_loop() -> None:
     clock, events, monitor = ManualClock(), list[Event](), LoopMonitor(None)
     watchdog = Watchdog(
         monitor,
@@ -74,7 +74,7 @@ def test_a_watchdog_that_stood_still_does_not_blame_the_loop() -> None:
     clock.advance(100)
     monitor.turned(clock.uptime(), 0.0)
     watchdog.check(clock.uptime())
-    # Stopped, or suspended; this thread may go on before the loop does.
+    # Stopped, or suspended; this thread may continue before the loop does.
     clock.advance(60)
 
     assert not watchdog.given_up()

@@ -1,1 +1,1 @@
-"""One small file for each peer, each run in an environment of its own."""
+"""One small file for each peer, each run in its own environment."""

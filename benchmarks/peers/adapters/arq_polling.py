@@ -1,4 +1,4 @@
-"""arq on Redis, told to poll every ten milliseconds: what it can do when its poll does not decide."""
+"""arq on Redis, set to poll every ten milliseconds: its speed without the limit of its poll interval."""
 
 from dataclasses import replace
 
@@ -7,7 +7,7 @@ from benchmarks.peers.adapters.arq import Arq
 
 
 class ArqPolling(Arq):
-    """The same, but for the poll."""
+    """The same with another poll interval."""
 
     about = replace(
         Arq.about,

@@ -43,7 +43,7 @@ class BarePostgres(AsyncPeer):
     )
 
     async def open(self) -> None:
-        """Connect, and make the table if it is not there."""
+        """Connect, and create the table if it does not exist."""
         if self.order.results or self.order.task == "hold" or self.order.do == "pace":
             raise Cannot("a floor is there for the bare enqueueing and processing only")
         self._connection = await asyncpg.connect(self.order.url)

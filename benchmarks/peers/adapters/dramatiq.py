@@ -14,7 +14,7 @@ from benchmarks.peers.order import About
 
 
 class Dramatiq(SyncPeer):
-    """Actors, and a worker with so many threads."""
+    """Actors, and a worker with this many threads."""
 
     about = About(
         title="dramatiq",

@@ -10,11 +10,11 @@ from benchmarks.peers.adapter import Row, SyncPeer, main
 from benchmarks.peers.order import About
 
 TIMEOUT = 3
-"""Seconds that a job may take, where a dead worker's jobs are to be back soon."""
+"""Seconds that a job may take, where a dead worker's jobs are to be recovered soon."""
 
 
 class FlexiQ(SyncPeer):
-    """One queue; a scheduler of its own hands the jobs to threads."""
+    """One queue; its own scheduler hands the jobs to threads."""
 
     about = About(
         title="FlexiQ on SQLite",

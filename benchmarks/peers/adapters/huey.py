@@ -40,7 +40,7 @@ class HueyPeer(SyncPeer):
 
     @classmethod
     def describe(cls, url: str) -> About:
-        """Return what is true of the storage that the URL names."""
+        """Return the facts that depend on the storage of the URL."""
         return ON_SQLITE if url.startswith("sqlite") else ABOUT
 
     def open(self) -> None:

@@ -39,7 +39,7 @@ class PgQueuerPeer(AsyncPeer):
     """Whether no more jobs are claimed than the concurrency that is ordered."""
 
     async def open(self) -> None:
-        """Connect, and install its tables if they are not there."""
+        """Connect, and install its tables if they do not exist."""
         if self.order.do == "work":
             self._connection = await asyncpg.connect(self.order.url)
             self._queries = Queries(AsyncpgDriver(self._connection))

@@ -1,4 +1,4 @@
-"""pgqueuer in batches as large as the concurrency that is ordered, with no limit of its own to jobs at once."""
+"""pgqueuer in batches as large as the ordered concurrency, without its own limit of jobs at once."""
 
 from dataclasses import replace
 
@@ -7,7 +7,7 @@ from benchmarks.peers.adapters.pgqueuer import PgQueuerPeer
 
 
 class Uncapped(PgQueuerPeer):
-    """The same, but for what `run` is told."""
+    """The same with other arguments of `run`."""
 
     about = replace(
         PgQueuerPeer.about,

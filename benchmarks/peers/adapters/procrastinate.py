@@ -10,13 +10,13 @@ from benchmarks.peers.adapter import AsyncPeer, Row, main
 from benchmarks.peers.order import About
 
 SILENT = 1.0
-"""Seconds without a heartbeat after which a worker is taken for dead, where it is to be soon."""
+"""Seconds without a heartbeat after which a worker counts as dead, where that is to be soon."""
 
 NAMES = ("number", "extra")
 
 
 class Procrastinate(AsyncPeer):
-    """One queue, one worker of so many sub-workers on one loop."""
+    """One queue, one worker with this many sub-workers on one loop."""
 
     about = About(
         title="procrastinate",
@@ -38,7 +38,7 @@ class Procrastinate(AsyncPeer):
     )
 
     async def open(self) -> None:
-        """Define the tasks, connect, and install its tables if they are not there."""
+        """Define the tasks, connect, and install its tables if they do not exist."""
         tally = self.tally
         self._app = app = App(connector=PsycopgConnector(conninfo=self.order.url, max_size=20))
 
@@ -71,7 +71,7 @@ class Procrastinate(AsyncPeer):
         return made
 
     async def work(self) -> None:
-        """Run a worker, and beside it what takes back the jobs of a dead one if that is to be soon."""
+        """Run a worker, and a recovery of the jobs of dead workers if that is to be soon."""
         if not self.order.tight:
             await self._app.run_worker_async(concurrency=self.order.concurrency)
             return

@@ -11,7 +11,7 @@ from benchmarks.peers.order import About
 from benchmarks.peers.tally import Tally
 
 HERE = "benchmarks.peers.adapters.rq"
-"""Where workers find the tasks: RQ takes none from the module that is run as a program."""
+"""Where workers find the tasks: RQ accepts none from the module that is run as a program."""
 
 
 class Box:
@@ -36,7 +36,7 @@ def hold(number: int, seconds: float) -> None:
 
 
 class Rq(SyncPeer):
-    """A queue; SimpleWorker where speed is measured, Worker, which forks for each job, where a crash is."""
+    """A queue; SimpleWorker to measure speed, Worker, which forks for each job, to measure a crash."""
 
     about = About(
         title="RQ",

@@ -32,7 +32,7 @@ class Saq(AsyncPeer):
 
     @classmethod
     def describe(cls, url: str) -> About:
-        """Return what is true of the storage that the URL names."""
+        """Return the facts that depend on the storage of the URL."""
         if not url.startswith("postgresql"):
             return cls.about
         settings = {
@@ -89,7 +89,7 @@ class Saq(AsyncPeer):
         if not self.order.tight:
             await asyncio.sleep(seconds)
             return
-        # A handler has to beat itself, else the sweep takes it for dead.
+        # A handler has to send heartbeats itself, otherwise the sweep takes it for dead.
         for _ in range(int(seconds / BEAT)):
             await asyncio.sleep(BEAT)
             await job.update()

@@ -14,7 +14,7 @@ from tenure.cli.render import as_json, block, printable, size_text, span_text, t
 from tenure.cli.session import CommandSession, naming, storage
 from tenure.client.workers import valid_concurrency
 from tenure.errors import UsageError
-from tenure.ops.workers import CrewView, StackView, crew_view, stacks
+from tenure.ops.workers import ListedWorker, StackView, listed_worker, stacks
 from tenure.storage.protocol import Settings, Target
 
 
@@ -58,16 +58,16 @@ def list_workers(session: CommandSession) -> None:
     table(session, _COLUMNS, [_row(worker) for worker in found], whole=("owner",))
 
 
-async def _listed(session: CommandSession) -> list[CrewView]:
+async def _listed(session: CommandSession) -> list[ListedWorker]:
     async with accessed(session) as access:
         survey = await access.storage.survey()
-    return [crew_view(worker, access.timing) for worker in survey.workers]
+    return [listed_worker(worker, access.timing) for worker in survey.workers]
 
 
 _COLUMNS = ("owner", "name", "host", "pid", "queues", "running", "seen", "state", "lag", "memory")
 
 
-def _row(worker: CrewView) -> list[str]:
+def _row(worker: ListedWorker) -> list[str]:
     return [
         worker.owner,
         worker.name,

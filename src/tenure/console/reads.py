@@ -15,7 +15,6 @@ from tenure.console.records import (
     EVENTS_MOST,
     JOBS_MOST,
     LOOKS,
-    CrewsView,
     DeadGroupsQuery,
     EventsQuery,
     JobEventsQuery,
@@ -23,6 +22,7 @@ from tenure.console.records import (
     JobsQuery,
     JobsView,
     LimitsView,
+    ListedWorkers,
     MetaView,
     QueuesView,
     ReasonsView,
@@ -74,7 +74,7 @@ from tenure.ops.views import (
     task_rates_view,
     tick_view,
 )
-from tenure.ops.workers import CrewView, crew_view, find_worker, stacks
+from tenure.ops.workers import ListedWorker, find_worker, listed_worker, stacks
 from tenure.storage.cursors import recorded_within
 from tenure.storage.protocol import QueueSurvey, Survey, Target, WorkerSurvey
 
@@ -283,15 +283,17 @@ def _sees_event(call: ApiCall, event: AnyEvent) -> bool:
 # ── workers ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def workers(call: ApiCall, query: Struct) -> CrewsView:
+async def workers(call: ApiCall, query: Struct) -> ListedWorkers:
     """List the workers: active jobs, last beat, event loop lag and memory."""
-    return CrewsView(workers=[crew_view(worker, call.access.timing) for worker in (await _survey(call)).workers])
+    return ListedWorkers(
+        workers=[listed_worker(worker, call.access.timing) for worker in (await _survey(call)).workers]
+    )
 
 
-async def worker(call: ApiCall, query: Struct) -> CrewView:
+async def worker(call: ApiCall, query: Struct) -> ListedWorker:
     """Show one worker, by its owner id, its name or its process id."""
     _, found = await _worker(call)
-    return crew_view(found, call.access.timing)
+    return listed_worker(found, call.access.timing)
 
 
 async def worker_stacks(call: ApiCall, query: StacksQuery) -> StacksView:
@@ -391,16 +393,16 @@ def _narrowed(call: ApiCall, found: Survey) -> Survey:
     if not call.narrowed:
         return found
     sees = call.user.sees
-    crew: list[WorkerSurvey] = []
+    seen: list[WorkerSurvey] = []
     for worker in found.workers:
         if served := tuple(queue for queue in worker.queues if sees(queue)):
             unstopped = tuple(ref for ref in worker.unstopped if sees(ref.queue))
-            crew.append(structs.replace(worker, queues=served, unstopped=unstopped))
+            seen.append(structs.replace(worker, queues=served, unstopped=unstopped))
     return structs.replace(
         found,
         queues=tuple(queue for queue in found.queues if sees(queue.queue)),
         schedules=tuple(schedule for schedule in found.schedules if sees(schedule.job.queue)),
-        workers=tuple(crew),
+        workers=tuple(seen),
     )
 
 

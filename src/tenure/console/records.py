@@ -9,7 +9,7 @@ from tenure.console.users import Role
 from tenure.ops.job_list import JobRowView
 from tenure.ops.tasks import TaskView
 from tenure.ops.views import LogView, QueueSettingsView, RateView, ReasonView, RunView, ScheduleView, TickView
-from tenure.ops.workers import CrewView, StackView
+from tenure.ops.workers import ListedWorker, StackView
 
 JOBS_MOST = 200
 """The greatest number of jobs on a page."""
@@ -156,10 +156,10 @@ class JobLogView(Struct, frozen=True, kw_only=True):
     dropped: int
 
 
-class CrewsView(Struct, frozen=True, kw_only=True):
+class ListedWorkers(Struct, frozen=True, kw_only=True):
     """The workers."""
 
-    workers: list[CrewView]
+    workers: list[ListedWorker]
 
 
 class StacksView(Struct, frozen=True, kw_only=True):

@@ -14,7 +14,7 @@ from tenure.ops.views import (
     QueueStatsView,
     ScheduleView,
 )
-from tenure.ops.workers import CrewView
+from tenure.ops.workers import ListedWorker
 
 EXAMINED_WITHIN = 60.0
 """Seconds that the diagnosis may take: each of its parts has a limit of its own."""
@@ -61,8 +61,8 @@ TABLE = RouteTable(
             ("unknown-job", "invalid-cursor"),
         ),
         Route("GET", "/events", "read", reads.events, EventsRead, records.EventsQuery, ("invalid-cursor",)),
-        Route("GET", "/workers", "read", reads.workers, records.CrewsView),
-        Route("GET", "/workers/{worker}", "read", reads.worker, CrewView, problems=("unknown-worker",)),
+        Route("GET", "/workers", "read", reads.workers, records.ListedWorkers),
+        Route("GET", "/workers/{worker}", "read", reads.worker, ListedWorker, problems=("unknown-worker",)),
         Route(
             "GET",
             "/workers/{worker}/stacks",

@@ -33,7 +33,7 @@ class UnknownWorkerError(UsageError):
     """No worker has this owner id, name, host:pid or process id."""
 
 
-class CrewView(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ListedWorker(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A worker. `state`: alive, quiet, stopping, stale, died. `lag` in seconds, `memory` in bytes, 0 if unknown.
 
     `why`: the reason if it has stopped claiming by itself, else empty.
@@ -71,9 +71,9 @@ class StackView(Struct, frozen=True, kw_only=True):
     trace: str | None
 
 
-def crew_view(worker: WorkerSurvey, timing: Timing) -> CrewView:
+def listed_worker(worker: WorkerSurvey, timing: Timing) -> ListedWorker:
     """Return the view of a worker."""
-    return CrewView(
+    return ListedWorker(
         owner=worker.owner.id,
         name=worker.owner.name,
         host=worker.owner.host,

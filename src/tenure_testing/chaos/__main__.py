@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None, *, clock: Clock | None = None) -> in
         action="store_true",
         help="on a server that keeps nothing: exit status 0 if the audit finds that out",
     )
-    parser.add_argument("--evidence", type=Path, metavar="PATH", help="write what came of it to this page")
+    parser.add_argument("--evidence", type=Path, metavar="PATH", help="write the results to this page")
     args = parser.parse_args(argv)
     clock = clock or SystemClock()
     seed = entropy().getrandbits(32) if args.seed is None else args.seed

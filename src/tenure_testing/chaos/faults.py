@@ -31,9 +31,9 @@ class Field:
     """The environment of faults: the processes, the storage, the random numbers, and the list of all faults so far."""
 
     def __init__(
-        self, crew: ChaosProcesses, storage: ChaosStorage, rng: Random, clock: Clock, answering: Answering
+        self, processes: ChaosProcesses, storage: ChaosStorage, rng: Random, clock: Clock, answering: Answering
     ) -> None:
-        self.crew = crew
+        self.processes = processes
         self.storage = storage
         self.rng = rng
         self.deeds: list[Deed] = []
@@ -46,7 +46,7 @@ class Field:
 
     def free(self, role: Role) -> ChaosProcess | None:
         """Return a running member of that role that no fault hits at the moment."""
-        free = [item for item in self.crew.of(role) if item.pid and item.name not in self._struck]
+        free = [item for item in self.processes.of(role) if item.pid and item.name not in self._struck]
         return self.rng.choice(free) if free else None
 
     @contextlib.contextmanager

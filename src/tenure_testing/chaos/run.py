@@ -161,8 +161,8 @@ class _Act:
         self._rng = Random(f"{act.seed} {act.name}")
         self._history = folder / "history"
         self._enqueued_calls = folder / "calls"
-        self._log = folder / "crew.log"
-        self._crew = ChaosProcesses(
+        self._log = folder / "processes.log"
+        self._processes = ChaosProcesses(
             [
                 *(self._member(f"host-{n}", "host", worker_command(WORKERS, CONCURRENCY)) for n in range(HOSTS)),
                 *(self._member(f"reaper-{n}", "reaper", reaper_command()) for n in range(REAPERS)),
@@ -178,18 +178,18 @@ class _Act:
             await self._settled(storage)
             follower = EventFollower(storage, tasks.QUEUE)
             await follower.begin()
-            field = Field(self._crew, self._chaos_storage, self._rng, self._clock, lambda: self._settled(storage))
+            field = Field(self._processes, self._chaos_storage, self._rng, self._clock, lambda: self._settled(storage))
             try:
-                await self._crew.start()
+                await self._processes.start()
                 await self._at_work(storage)
                 await self._strike(field, follower)
                 ended = uptime(self._clock)
-                await self._crew.leave("producer")
+                await self._processes.leave("producer")
                 resting = await self._rest(storage, follower)
-                await self._crew.leave("host")
-                await self._crew.leave("reaper")
+                await self._processes.leave("host")
+                await self._processes.leave("reaper")
             finally:
-                await self._crew.abort()
+                await self._processes.abort()
             await follower.catch_up()
             jobs = await _jobs(storage)
         lines, pieces = read(self._history, HistoryLine)
@@ -205,9 +205,9 @@ class _Act:
             offset=offset,
             drift=self._offset() - offset,
             ended=ended,
-            hosts=tuple(member.name for member in self._crew.of("host")),
-            exits=self._crew.exits,
-            complaints=self._crew.complaints,
+            hosts=tuple(member.name for member in self._processes.of("host")),
+            exits=self._processes.exits,
+            complaints=self._processes.complaints,
             flaws=await self._chaos_storage.flaws(),
         )
         finding = audit(evidence)
@@ -274,8 +274,8 @@ class _Act:
         field.ends_at = began + self._act.seconds
         deck: list[str] = []
         under_way: set[asyncio.Task[None]] = set()
-        async with asyncio.TaskGroup() as crew:
-            watch = crew.create_task(self._watch(follower))
+        async with asyncio.TaskGroup() as task_group:
+            watch = task_group.create_task(self._watch(follower))
             while self._clock.uptime() < field.ends_at:
                 if len(under_way) < AT_ONCE:
                     if not deck:
@@ -283,7 +283,7 @@ class _Act:
                         deck = sorted(faults)
                         self._rng.shuffle(deck)
                     kind = deck.pop()
-                    task = crew.create_task(self._commit(kind, faults[kind], field, began))
+                    task = task_group.create_task(self._commit(kind, faults[kind], field, began))
                     under_way.add(task)
                     task.add_done_callback(under_way.discard)
                 await asyncio.sleep(min(self._rng.expovariate(1 / GAP), max(0.0, field.ends_at - self._clock.uptime())))

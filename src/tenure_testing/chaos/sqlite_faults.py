@@ -59,7 +59,7 @@ async def full_disk(field: Field) -> bool:
 async def kill_in_commit(field: Field) -> bool:
     """Kill the workers of all hosts at once, while one of the processes holds the write lock."""
     storage = _storage_of(field)
-    hosts = [member for member in field.crew.of("host") if member.pid and not field.is_struck(member.name)]
+    hosts = [member for member in field.processes.of("host") if member.pid and not field.is_struck(member.name)]
     if storage is None or not hosts or storage.lock is None:
         return False
     with field.striking(*(member.name for member in hosts)):

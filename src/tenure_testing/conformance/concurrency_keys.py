@@ -151,8 +151,8 @@ class ConcurrencyKeysConformance(Conformance):
                     break
             return done
 
-        async with asyncio.TaskGroup() as crew:
-            threads = [crew.create_task(asyncio.to_thread(asyncio.run, work(number))) for number in range(3)]
+        async with asyncio.TaskGroup() as task_group:
+            threads = [task_group.create_task(asyncio.to_thread(asyncio.run, work(number))) for number in range(3)]
 
         assert sum(thread.result() for thread in threads) == 60
         assert most <= 2

@@ -101,8 +101,8 @@ class ClaimConformance(Conformance):
                 assert {verdict.verdict for verdict in verdicts} == {"done"}
             return claimed
 
-        async with asyncio.TaskGroup() as crew:
-            threads = [crew.create_task(asyncio.to_thread(asyncio.run, work(number))) for number in range(4)]
+        async with asyncio.TaskGroup() as task_group:
+            threads = [task_group.create_task(asyncio.to_thread(asyncio.run, work(number))) for number in range(4)]
         claimed = [ref for thread in threads for ref in thread.result()]
 
         assert sorted(claimed) == sorted(job.ref for job in new_jobs(100))

@@ -130,20 +130,20 @@ class _Demo:
                 hang=lambda: enqueue(ours.hang, to_hang),
             )
             gil_holding = GilHolding(storage, lambda: enqueue(ours.hold_gil, to_hold_gil))
-            crew = DemoWorkers(
+            workers = DemoWorkers(
                 self._url, queue=self._queue, handler_log=self._handler_log, log=self._folder / "workers.log"
             )
             try:
-                await crew.start()
-                counts = await self._watch(storage, follower, faults, gil_holding, crew, len(paths), fill)
+                await workers.start()
+                counts = await self._watch(storage, follower, faults, gil_holding, workers, len(paths), fill)
                 working = self._uptime() - (self._filled_at or self._began)
                 faults.wake()
-                status = await crew.leave()
+                status = await workers.leave()
                 if status != 0 and self._trouble is None:
                     self._trouble = f"the supervisor left with the exit status {status}"
             finally:
                 faults.wake()
-                await crew.abort()
+                await workers.abort()
             self._show.say("all workers are gone; computing every answer again, one by one")
             evidence, computing = await gather(
                 storage,
@@ -176,7 +176,7 @@ class _Demo:
                 post_mortem=self._post_mortem,
                 checks=checks,
                 trouble=self._trouble,
-                stderr=[] if ok else crew.last_words(),
+                stderr=[] if ok else workers.last_words(),
             )
 
     async def _alone(self, storage: Storage) -> None:
@@ -194,7 +194,7 @@ class _Demo:
         follower: EventFollower,
         faults: Faults,
         gil_holding: GilHolding,
-        crew: DemoWorkers,
+        workers: DemoWorkers,
         jobs: int,
         fill: Callable[[], Awaitable[None]],
     ) -> dict[str, int]:
@@ -203,10 +203,10 @@ class _Demo:
         while True:
             survey = await storage.survey([self._queue])
             events = await follower.catch_up()
-            crew.saw(worker.owner.pid for worker in survey.workers if self._queue in worker.queues)
+            workers.saw(worker.owner.pid for worker in survey.workers if self._queue in worker.queues)
             for fault in faults.done:
                 if fault.kind == "kill":
-                    crew.lost(fault.owner.pid)
+                    workers.lost(fault.owner.pid)
             self._tell([event for event in events if isinstance(event, JobStalled)], faults)
             counts = self._counts(survey)
             over = sum(counts.get(state, 0) for state in TERMINAL)
@@ -215,8 +215,8 @@ class _Demo:
                 spent = over >= sum(counts.values()) and faults.answered and gil_holding.over
                 if spent and (faults.over or not faults.possible):
                     return counts
-            if crew.status is not None:
-                self._trouble = f"the supervisor left with the exit status {crew.status} before the jobs were done"
+            if workers.status is not None:
+                self._trouble = f"the supervisor left with the exit status {workers.status} before the jobs were done"
                 return counts
             if not gil_holding.over and (said := await gil_holding.turn()) is not None:
                 self._show.say(said)

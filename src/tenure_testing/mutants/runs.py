@@ -745,7 +745,7 @@ class LentToAll(Model):
         self, cursor: str | None, limit: int, reader: EventReader | None = None, of: Ref | None = None
     ) -> EventPage:
         """Treat all callers as the same one."""
-        return super().events(cursor, limit, reader and structs.replace(reader, caller="anybody"), of)
+        return super().events(cursor, limit, reader and structs.replace(reader, caller="any"), of)
 
 
 @mutant("hearing")

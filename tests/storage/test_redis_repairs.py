@@ -1,7 +1,7 @@
-"""Damage to a Redis partition: other jobs go on, no ended job runs again, and sweeps repair the damage.
+"""Damage to a Redis partition: other jobs continue, no ended job runs again, and sweeps repair the damage.
 
 Each test damages a partition that holds all kinds of jobs, and lists its inconsistencies before and after with
-`tests/redis_consistency.py`. The ordinary verbs go on meanwhile. Sweeps repair the rest and record an event.
+`tests/redis_consistency.py`. The ordinary verbs continue meanwhile. Sweeps repair the rest and record an event.
 """
 
 from collections.abc import AsyncIterator, Callable
@@ -45,7 +45,7 @@ pytestmark = pytest.mark.redis
 
 Q = "broken"
 ROUND = 60
-"""Sweeps in which the audit has surely come round over all that stands in the partition of a test."""
+"""Sweeps after which the audit has surely checked everything in the partition of a test."""
 
 LONG = b"x" * 1000
 """A payload, or a result, that a record does not hold itself."""
@@ -57,7 +57,7 @@ PACED = (RateKey("r", 3600 * SECOND),)
 
 
 class RedisPartition(NamedTuple):
-    """A storage, the keys that it lies in, and its clock."""
+    """A storage, its keys, and its clock."""
 
     storage: RedisStorage
     client: redis.Redis
@@ -66,7 +66,7 @@ class RedisPartition(NamedTuple):
 
     @property
     def raw(self) -> Any:
-        """The client, whose commands have no types worth the name."""
+        """Return the client; its commands have no useful types."""
         return self.client
 
     def key(self, kind: str, *names: str) -> str:
@@ -78,7 +78,7 @@ class RedisPartition(NamedTuple):
         return [found for found in inconsistencies(self.client, self.base) if "tells of a repair" not in found]
 
     def rewrite(self, id_: str, **fields: Any) -> None:
-        """Change the record of a job, and nothing else."""
+        """Change only the record of a job."""
         name = self.key("job", Q, id_)
         self.raw.set(name, folded(unfolded(self.raw.get(name)) | fields))
 
@@ -98,8 +98,8 @@ async def partition(clock: ManualClock, redis_url: str) -> AsyncIterator[RedisPa
     await storage.close()
 
 
-async def peopled(partition: RedisPartition) -> None:
-    """Have a job of each kind in the partition."""
+async def fill_partition(partition: RedisPartition) -> None:
+    """Create a job of each kind in the partition."""
     storage = partition.storage
     await enqueue(
         storage,
@@ -152,15 +152,15 @@ STRAYS: dict[str, Callable[[RedisPartition, str], object]] = {
     "in": lambda partition, id_: partition.raw.zadd(partition.key("in", Q, "waiting"), {id_: 0}),
     "ages": lambda partition, id_: partition.raw.zadd(partition.key("ages", Q), {id_: 1}),
 }
-"""By index, how an entry comes into it that is first in its line."""
+"""By index, a function that adds an entry which is first in its line."""
 
 
-@pytest.mark.parametrize("member", ["nobody", "ended"])
+@pytest.mark.parametrize("member", ["missing", "ended"])
 @pytest.mark.parametrize("index", STRAYS)
-async def test_a_stray_index_entry_is_removed_and_holds_up_no_job(
+async def test_a_stray_index_entry_is_removed_and_delays_no_job(
     partition: RedisPartition, index: str, member: str
 ) -> None:
-    await peopled(partition)
+    await fill_partition(partition)
     STRAYS[index](partition, member)
 
     assert partition.wrong()
@@ -170,7 +170,7 @@ async def test_a_stray_index_entry_is_removed_and_holds_up_no_job(
 
     assert partition.wrong() == []
     assert {event.id for event in await events_of(partition.storage, JobRepaired)} == {member}
-    # What was over is over.
+    # Jobs that had ended have not run again.
     ended = await record(partition.storage, Ref(Q, "ended"))
     assert (ended.state, ended.starts, ended.result) == (State.COMPLETED, 1, b"1")
 
@@ -184,31 +184,31 @@ GONE: dict[str, Callable[[RedisPartition], object]] = {
         partition.key("held", ALICE.id), REF + "holder"
     ),
     "a waiting job out of line": lambda partition: partition.raw.delete(partition.key("ready", Q)),
-    "delayed jobs that nobody looks for": lambda partition: partition.raw.delete(partition.key("delayed", Q)),
+    "delayed jobs without an index": lambda partition: partition.raw.delete(partition.key("delayed", Q)),
     "delayed jobs whose queue is never due": lambda partition: partition.raw.delete(partition.key("dues")),
-    "parked jobs that nobody looks for": lambda partition: partition.raw.delete(partition.key("places")),
+    "parked jobs without an index": lambda partition: partition.raw.delete(partition.key("places")),
     "parked jobs that are in no place": lambda partition: partition.raw.delete(partition.key("parked", Q, "k")),
     "a slot that is taken and looks free": lambda partition: partition.raw.delete(partition.key("slots", Q, "k")),
     "a queue that is not known": lambda partition: partition.raw.delete(partition.key("queues")),
     "a time to live without an end": lambda partition: partition.raw.delete(partition.key("aging")),
-    "a key that nobody holds": lambda partition: partition.raw.delete(partition.key("merge", Q, "unique:u")),
+    "a key without a holder": lambda partition: partition.raw.delete(partition.key("merge", Q, "unique:u")),
     "a schedule's job that is forgotten": lambda partition: partition.raw.delete(partition.key("queued", "nightly")),
     "a key without a limit": lambda partition: partition.raw.delete(
         partition.key("limits", Q), partition.key("named", Q)
     ),
 }
-"""What may be missing."""
+"""The entries that may be missing."""
 
 
 @pytest.mark.parametrize("gone", GONE)
-async def test_an_entry_that_is_missing_is_put_back(partition: RedisPartition, gone: str) -> None:
-    await peopled(partition)
+async def test_a_missing_entry_is_put_back(partition: RedisPartition, gone: str) -> None:
+    await fill_partition(partition)
     GONE[gone](partition)
 
     assert partition.wrong()
 
     if gone != "a queue that is not known":
-        # Who enqueues makes a queue known, too.
+        # An enqueue adds a queue to the known ones, too.
         await others_go_on(partition)
     await everything_ends(partition)
 
@@ -217,8 +217,8 @@ async def test_an_entry_that_is_missing_is_put_back(partition: RedisPartition, g
 
 
 @pytest.mark.parametrize("id_", ["waits", "later", "holder", "kept-out", "too-soon", "unique", "gathers", "nightly"])
-async def test_a_missing_record_holds_up_no_other_job(partition: RedisPartition, id_: str) -> None:
-    await peopled(partition)
+async def test_a_missing_record_delays_no_other_job(partition: RedisPartition, id_: str) -> None:
+    await fill_partition(partition)
     partition.raw.delete(partition.key("job", Q, id_))
 
     await all_verbs_go_on(partition)
@@ -229,19 +229,19 @@ async def test_a_missing_record_holds_up_no_other_job(partition: RedisPartition,
 
 @pytest.mark.parametrize(
     "body",
-    # Of the last two the beginning is that of a record that waits, and nothing is out of the ordinary.
+    # The last two begin like a valid record of a waiting job.
     [b"", b"\xc1", b"\x93\x01\x02", b"\x02\x02\x01", b"\x02\x02\x01\x05\0\0\0" + b"\0" * 56 + b"\xc1\xc1\xc1\xc1\xc1"],
 )
-async def test_an_unreadable_record_holds_up_no_other_job(partition: RedisPartition, body: bytes) -> None:
-    await peopled(partition)
+async def test_an_unreadable_record_delays_no_other_job(partition: RedisPartition, body: bytes) -> None:
+    await fill_partition(partition)
     partition.raw.set(partition.key("job", Q, "waits"), body)
 
     await all_verbs_go_on(partition)
     await everything_ends(partition, but="waits")
 
 
-async def test_a_payload_that_is_gone_costs_its_job_and_no_other(partition: RedisPartition) -> None:
-    await peopled(partition)
+async def test_a_missing_payload_costs_its_job_and_no_other(partition: RedisPartition) -> None:
+    await fill_partition(partition)
     await enqueue(partition.storage, new_job("long", queue=Q, payload=LONG))
     partition.raw.delete(partition.key("load", Q, "long"))
     leases = {lease.ref.id: lease for lease in await claim(partition.storage, queue=Q)}
@@ -250,8 +250,8 @@ async def test_a_payload_that_is_gone_costs_its_job_and_no_other(partition: Redi
     assert leases["waits"].job.payload == b"[1,2]"
 
 
-async def test_a_result_that_is_gone_leaves_its_job_completed(partition: RedisPartition) -> None:
-    await peopled(partition)
+async def test_a_missing_result_leaves_its_job_completed(partition: RedisPartition) -> None:
+    await fill_partition(partition)
     leases = {lease.ref.id: lease for lease in await claim(partition.storage, queue=Q)}
     await settle(partition.storage, ALICE, leases["waits"], Returned(LONG))
     assert (await record(partition.storage, Ref(Q, "waits"))).result == LONG
@@ -263,16 +263,16 @@ async def test_a_result_that_is_gone_leaves_its_job_completed(partition: RedisPa
 
 
 @pytest.mark.parametrize("count", [-3, 0, 1, 99])
-async def test_a_count_of_those_that_name_a_key_may_be_wrong(partition: RedisPartition, count: int) -> None:
-    await peopled(partition)
+async def test_a_wrong_count_of_jobs_that_name_a_key_is_corrected(partition: RedisPartition, count: int) -> None:
+    await fill_partition(partition)
     partition.raw.hset(partition.key("named", Q), "k", count)
     await all_verbs_go_on(partition)
     await everything_ends(partition)
 
 
 @pytest.mark.parametrize("limit", [0, 1, 7])
-async def test_a_limit_that_is_wrong_is_right_with_the_next_call(partition: RedisPartition, limit: int) -> None:
-    await peopled(partition)
+async def test_a_wrong_limit_is_correct_with_the_next_call(partition: RedisPartition, limit: int) -> None:
+    await fill_partition(partition)
     partition.raw.hset(partition.key("limits", Q), "k", limit)
     await enqueue(partition.storage, new_job("another", queue=Q, keys=KEYED))
 
@@ -281,15 +281,15 @@ async def test_a_limit_that_is_wrong_is_right_with_the_next_call(partition: Redi
     await everything_ends(partition)
 
 
-async def test_a_record_of_a_newer_version_is_carried_along(partition: RedisPartition) -> None:
-    await peopled(partition)
+async def test_a_record_of_a_newer_version_is_kept_unchanged(partition: RedisPartition) -> None:
+    await fill_partition(partition)
     newer = {"colour": "green", "shape": {"sides": [1, 2]}, "on_expire": "archive"}
     partition.rewrite("waits", **newer, policy='{"on_worker_lost":"clone","retry":{"type":"fibonacci"},"moon":1}')
     (lease,) = [item for item in await claim(partition.storage, queue=Q) if item.ref.id == "waits"]
     kept = unfolded(partition.raw.get(partition.key("job", Q, "waits")))
 
     assert {name: kept[name] for name in newer} == newer
-    # Judged by the strictest policy there is.
+    # Decided by the strictest policy.
     assert lease.job.policy.retry.max_attempts == 1
 
     await settle(partition.storage, ALICE, lease, Raised(RAISED.error, after=0))
@@ -299,11 +299,11 @@ async def test_a_record_of_a_newer_version_is_carried_along(partition: RedisPart
     assert "waits" in [job.id for job in (await partition.storage.find(Query(limit=100))).jobs]
 
 
-# ── what goes on ──────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── what continues ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 async def others_go_on(partition: RedisPartition) -> None:
-    """See that jobs which nobody broke come in, are claimed, renewed, settled and listed; none that is over runs."""
+    """Check that undamaged jobs are enqueued, claimed, renewed, settled and listed, and that no ended job runs."""
     storage = partition.storage
     await enqueue(
         storage, new_job("fresh", queue=Q, priority=-9, boost=-9 * SECOND), new_job("apart", queue="other", keys=KEYED)
@@ -311,7 +311,7 @@ async def others_go_on(partition: RedisPartition) -> None:
     leases = [*await claim(storage, queue="other"), *await claim(storage, queue=Q)]
     ids = {lease.ref.id for lease in leases}
     assert ids >= {"fresh", "apart"}
-    assert not ids & {"ended", "erred", "holder", "silent", "nobody"}
+    assert not ids & {"ended", "erred", "holder", "silent", "missing"}
     await beat(storage, ALICE, leases)
     for lease in leases:
         await settle(storage, ALICE, lease, Returned(b"1"))
@@ -320,7 +320,7 @@ async def others_go_on(partition: RedisPartition) -> None:
 
 
 async def all_verbs_go_on(partition: RedisPartition) -> list[str]:
-    """See that the keys and schedules can be used that stand in what is broken, too; return what was made of calls."""
+    """Check that the keys and schedules in damaged places can be used, too; return the outcomes of the calls."""
     storage, now = partition.storage, partition.clock.now()
     await others_go_on(partition)
     calls = [new_job("unique-2", queue=Q, merge=UNIQUE), new_job("item", queue=Q, merge=COLLECTED)]
@@ -333,7 +333,7 @@ async def all_verbs_go_on(partition: RedisPartition) -> list[str]:
 
 
 async def everything_ends(partition: RedisPartition, *, but: str = "") -> None:
-    """Let sweeps and workers go on until all is over; `but`: a job whose record is gone."""
+    """Let sweeps and workers continue until all jobs have ended; `but`: a job whose record is missing."""
     storage = partition.storage
     runs: list[str] = []
     for _ in range(ROUND):
@@ -348,7 +348,7 @@ async def everything_ends(partition: RedisPartition, *, but: str = "") -> None:
                 await settle(storage, BOB, lease)
     assert (await storage.reclaim(ALICE.id, REAPER)).stalled == ()
     jobs = {job.id: job for job in (await storage.find(Query(limit=100))).jobs}
-    # The rate allows one in an hour.
+    # The rate allows one start an hour.
     assert {job.id for job in jobs.values() if job.finished is None} <= {"too-soon"}
     assert set(jobs) >= {"waits", "later", "holder", "silent", "kept-out", "too-soon", "unique", "gathers"} - {but}
     assert not set(runs) & {"ended", "erred"}

@@ -1,4 +1,4 @@
-"""The app of the system tests: its handlers write a log of their own, outside the queue."""
+"""The app of the system tests: its handlers write their own log, outside the queue."""
 
 import asyncio
 import contextvars
@@ -17,50 +17,50 @@ from pathlib import Path
 
 from tenure import JobCompleted, Proceed, Retry, RunCall, Stall, TaskOptions, Tenure, Timing, current_job
 
-if "CREW_UNFIT" in os.environ and "tenure.worker.isolation.main" in " ".join(sys.orig_argv):
+if "FLEET_NO_ISOLATION" in os.environ and "tenure.worker.isolation.main" in " ".join(sys.orig_argv):
     raise RuntimeError("this app is of no use in a process of its own")
 
 app = Tenure(
     timing=Timing(
-        lease=os.environ.get("CREW_LEASE", "2s"),
-        sweep=os.environ.get("CREW_SWEEP", "400ms"),
-        grace=os.environ.get("CREW_GRACE", "600ms"),
-        max_block=os.environ.get("CREW_MAX_BLOCK", "10m"),
+        lease=os.environ.get("FLEET_LEASE", "2s"),
+        sweep=os.environ.get("FLEET_SWEEP", "400ms"),
+        grace=os.environ.get("FLEET_GRACE", "600ms"),
+        max_block=os.environ.get("FLEET_MAX_BLOCK", "10m"),
     ),
-    defaults=TaskOptions(stall=Stall(max_count=int(os.environ.get("CREW_MAX_COUNT", "1000")))),
+    defaults=TaskOptions(stall=Stall(max_count=int(os.environ.get("FLEET_MAX_COUNT", "1000")))),
 )
 
-if "CREW_NOFILE" in os.environ:
-    resource.setrlimit(resource.RLIMIT_NOFILE, (int(os.environ["CREW_NOFILE"]), int(os.environ["CREW_NOFILE"])))
+if "FLEET_NOFILE" in os.environ:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (int(os.environ["FLEET_NOFILE"]), int(os.environ["FLEET_NOFILE"])))
 
 _leaked: list[int] = []
 
-_handler_log = os.open(os.environ["CREW_HANDLER_LOG"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+_handler_log = os.open(os.environ["FLEET_HANDLER_LOG"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
 
 
 def note(what: str) -> None:
-    """Write one line; a single write of an appending descriptor is whole or absent, whatever kills us."""
+    """Write one line; a single write of an appending descriptor is complete or absent, even after a kill."""
     job = current_job()
     os.write(_handler_log, f"{what} {job.id} {job.run} {job.fence} {os.getpid()} {time.time_ns() // 1000}\n".encode())
 
 
 def heard(event: JobCompleted) -> None:
-    """Note that this process was told of a completed job."""
+    """Note that this process handled the event of a completed job."""
     os.write(_handler_log, f"heard {event.id} {event.run} 0 {os.getpid()} {time.time_ns() // 1000}\n".encode())
 
 
-if "CREW_DEAF" not in os.environ:
+if "FLEET_NO_HANDLERS" not in os.environ:
     app.on(JobCompleted)(heard)
 
 
 def kill_twice(event: JobCompleted) -> None:
-    """Kill this process, unless that was done twice before: a subscriber that is the end of its worker."""
+    """Kill this process, unless that was done twice before: an event handler that kills its worker."""
     os.write(_handler_log, f"kill {event.id} {event.run} 0 {os.getpid()} {time.time_ns() // 1000}\n".encode())
-    if Path(os.environ["CREW_HANDLER_LOG"]).read_text().count("kill ") <= 2:
+    if Path(os.environ["FLEET_HANDLER_LOG"]).read_text().count("kill ") <= 2:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-if "CREW_SUBSCRIBER_KILLS" in os.environ:
+if "FLEET_SUBSCRIBER_KILLS" in os.environ:
     app.on(JobCompleted)(kill_twice)
 
 
@@ -79,7 +79,7 @@ def _open_all() -> None:
 
 @app.task(retry=Retry(max_attempts=1))
 async def leak_descriptors(left: int, name: str) -> None:
-    """Leave so many descriptors free, and complete; free the others once there is a file of that name."""
+    """Leave this many descriptors free, and complete; free the others once there is a file of that name."""
     note("start")
     try:
         _open_all()
@@ -88,7 +88,7 @@ async def leak_descriptors(left: int, name: str) -> None:
             os.close(_leaked.pop())
 
     def free() -> None:
-        while not Path(os.environ["CREW_HANDLER_LOG"] + name).exists():
+        while not Path(os.environ["FLEET_HANDLER_LOG"] + name).exists():
             time.sleep(0.05)
         while _leaked:
             os.close(_leaked.pop())
@@ -98,7 +98,7 @@ async def leak_descriptors(left: int, name: str) -> None:
 
 @app.task(retry=Retry(max_attempts=1))
 async def exhaust(times: int) -> int:
-    """Run out of descriptors in so many runs."""
+    """Run out of descriptors in this many runs."""
     note("start")
     if current_job().run <= times:
         _open_all()
@@ -107,7 +107,7 @@ async def exhaust(times: int) -> int:
 
 @app.task(retry=Retry(max_attempts=1))
 async def exhaust_threads() -> int:
-    """Have no room for one more thread in the first run."""
+    """Allow no further thread in the first run."""
     note("start")
     if current_job().run == 1:
         size = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")  # noqa: ASYNC240
@@ -123,8 +123,8 @@ async def exhaust_threads() -> int:
 
 
 @app.task(run="process", retry=Retry(max_attempts=1))
-def exhaust_apart() -> int:
-    """Run out of descriptors in the first run, in a process of its own."""
+def isolated_exhaust() -> int:
+    """Run out of descriptors in the first run, in an isolated process."""
     note("start")
     if current_job().run == 1:
         _open_all()
@@ -141,28 +141,28 @@ async def nap(seconds: float) -> str:
 
 @app.task
 async def loop_here() -> str:
-    """Tell whose event loop this is."""
+    """Return the module of the current event loop."""
     return type(asyncio.get_running_loop()).__module__
 
 
 @app.task(run="process")
-async def loop_apart() -> str:
-    """Tell whose event loop a process of its own has."""
+async def isolated_loop() -> str:
+    """Return the module of an isolated process's event loop."""
     return type(asyncio.get_running_loop()).__module__
 
 
 @app.task
-async def until_told(name: str) -> None:
-    """Rest until there is a file of that name next to the handler log."""
+async def wait_for_file(name: str) -> None:
+    """Wait until there is a file of that name next to the handler log."""
     note("start")
-    while not Path(os.environ["CREW_HANDLER_LOG"] + name).exists():  # noqa: ASYNC110, ASYNC240 - somebody else makes it
+    while not Path(os.environ["FLEET_HANDLER_LOG"] + name).exists():  # noqa: ASYNC110, ASYNC240 - the test creates it
         await asyncio.sleep(0.05)
     note("end")
 
 
 @app.task(on_unreachable="stop")
 async def careful(seconds: float) -> str:
-    """Rest, and note what cuts it short."""
+    """Sleep, and note a cancellation."""
     note("start")
     try:
         await asyncio.sleep(seconds)
@@ -175,7 +175,7 @@ async def careful(seconds: float) -> str:
 
 @app.task
 async def patient(seconds: float) -> None:
-    """Rest, unless it is cancelled."""
+    """Sleep, unless it is cancelled."""
     note("start")
     try:
         await asyncio.sleep(seconds)
@@ -197,7 +197,7 @@ def blocking(seconds: float) -> str:
 
 
 def tick_for(seconds: float) -> None:
-    """Note each tenth of a second that this thread is still at work, whatever it is told."""
+    """Note each tenth of a second that this thread is still running; ignore every stop."""
     note("start")
     for _ in range(round(10 * seconds)):
         time.sleep(0.1)
@@ -207,7 +207,7 @@ def tick_for(seconds: float) -> None:
 
 @app.task(singleton=True, heartbeat_timeout="1s", stall=Stall(max_count=1))
 def silent(seconds: float) -> None:
-    """Work in a thread, and give no sign of it."""
+    """Work in a thread, and send no heartbeat."""
     tick_for(seconds)
 
 
@@ -224,7 +224,7 @@ def overlong(seconds: float) -> None:
 
 
 async def impatient(call: RunCall, proceed: Proceed) -> object:
-    """Wait for half a second, whatever the handler still does in its thread."""
+    """Wait for half a second, even if the handler continues in its thread."""
     async with asyncio.timeout(0.5):
         return await proceed()
 
@@ -236,8 +236,8 @@ def outrun(seconds: float) -> None:
 
 
 @app.task(run="process")
-def secluded(seconds: float) -> str:
-    """Rest in a process of its own."""
+def isolated(seconds: float) -> str:
+    """Sleep in an isolated process."""
     note("start")
     time.sleep(seconds)
     note("end")
@@ -245,7 +245,7 @@ def secluded(seconds: float) -> str:
 
 
 @app.task(run="process")
-def parricide() -> None:
+def kill_worker() -> None:
     """Kill the worker that this process belongs to."""
     note("start")
     os.kill(os.getppid(), signal.SIGKILL)
@@ -253,7 +253,7 @@ def parricide() -> None:
 
 
 @app.task
-async def hog(seconds: float) -> str:
+async def block_loop(seconds: float) -> str:
     """Block the event loop, as a careless coroutine does."""
     note("start")
     time.sleep(seconds)  # noqa: ASYNC251 - that is the point
@@ -311,21 +311,21 @@ async def hold_gil_limited(seconds: float) -> str:
 
 @app.task
 def spawning(seconds: float) -> str:
-    """Leave a grandchild behind that writes on."""
+    """Leave a grandchild behind that continues to write."""
     import subprocess
     import sys
 
     note("start")
     # Bounded, so that one which escapes does not outlive the tests.
     code = "import sys, time\nfor _ in range(1500): open(sys.argv[1], 'a').write('x'); time.sleep(0.02)"
-    subprocess.Popen([sys.executable, "-c", code, os.environ["CREW_HANDLER_LOG"] + ".grandchild"])
+    subprocess.Popen([sys.executable, "-c", code, os.environ["FLEET_HANDLER_LOG"] + ".grandchild"])
     time.sleep(seconds)
     return "left"
 
 
 @app.task(run="process")
-def spawning_apart(seconds: float) -> None:
-    """Leave one behind in a process of its own."""
+def isolated_spawning(seconds: float) -> None:
+    """Leave one behind in an isolated process."""
     import subprocess
 
     note("start")
@@ -334,7 +334,7 @@ def spawning_apart(seconds: float) -> None:
 
 @app.task
 async def starve(seconds: float) -> str:
-    """In the first run, let this process open no connection to a storage any more, and close the app's."""
+    """In the first run, prevent new connections of this process to a storage, and close the app's."""
     note("start")
     if current_job().run > 1:
         return "had enough"
@@ -351,14 +351,14 @@ async def starve(seconds: float) -> str:
 
 
 @app.task
-async def vanish() -> None:
-    """End the process that runs it as if all were well."""
+async def exit_silently() -> None:
+    """End the process that runs it with exit status 0."""
     note("start")
     os._exit(0)
 
 
 @app.task
-async def suicide() -> None:
+async def kill_itself() -> None:
     """Kill the process that runs it."""
     note("start")
     os.kill(os.getpid(), signal.SIGKILL)
@@ -376,8 +376,8 @@ def crunch(seconds: float) -> int:
 
 
 @app.task(run="process", stall=Stall(max_count=0))
-async def apart(how: str) -> None:
-    """End the process that runs it, which is none but its own."""
+async def isolated_death(how: str) -> None:
+    """End the isolated process that runs it."""
     note("start")
     match how:
         case "SIGKILL":
@@ -392,22 +392,22 @@ async def apart(how: str) -> None:
 
 @app.task(run="process", timeout="1s", stall=Stall("8s"), retry=Retry(max_attempts=1))
 def endless() -> None:
-    """Compute for ever, whoever says what."""
+    """Compute for ever, and ignore every stop."""
     note("start")
     while True:
         sum(range(1000))
 
 
-_undying = Path(os.environ["CREW_HANDLER_LOG"] + ".undying")
+_ignoring = Path(os.environ["FLEET_HANDLER_LOG"] + ".ignore_sigterm")
 
 
 @app.task
-async def block_beside(how: str, seconds: float) -> None:
-    """Once an undying one is at work, block the event loop, or hold the interpreter."""
-    while not _undying.exists():  # noqa: ASYNC110, ASYNC240 - it is in another process
+async def block_meanwhile(how: str, seconds: float) -> None:
+    """Once a job that ignores SIGTERM is running, block the event loop, or hold the interpreter."""
+    while not _ignoring.exists():  # noqa: ASYNC110, ASYNC240 - it is in another process
         await asyncio.sleep(0.01)
     note("start")
-    if how == "hog":
+    if how == "block_loop":
         time.sleep(seconds)  # noqa: ASYNC251 - that is the point
     else:
         _hold_gil(seconds)
@@ -415,28 +415,28 @@ async def block_beside(how: str, seconds: float) -> None:
 
 
 @app.task(run="process", timeout="2s", stall=Stall("8s"), retry=Retry(max_attempts=1))
-async def undying() -> None:
-    """Note what it is told, and go on."""
-    # The signal comes in whatever context the loop is in just then.
+async def ignore_sigterm() -> None:
+    """Note each SIGTERM and each cancellation, and continue."""
+    # The signal arrives in the loop's current context.
     here = contextvars.copy_context()
 
-    def told(number: int, frame: object) -> None:
+    def terminated(number: int, frame: object) -> None:
         here.copy().run(note, "term")
 
-    signal.signal(signal.SIGTERM, told)
+    signal.signal(signal.SIGTERM, terminated)
     note("start")
-    _undying.touch()  # noqa: ASYNC240 - in a process of its own
+    _ignoring.touch()  # noqa: ASYNC240 - in a process of its own
     while True:
         try:
             await asyncio.sleep(0.05)
             note("alive")
         except asyncio.CancelledError:
-            note("told")
+            note("cancelled")
 
 
 @app.task(timeout="1s", stall=Stall("8s"), retry=Retry(max_attempts=1))
 def endless_thread(seconds: float) -> None:
-    """Go on in a thread long after the timeout."""
+    """Continue in a thread long after the timeout."""
     note("start")
     time.sleep(seconds)
     note("end")
@@ -444,7 +444,7 @@ def endless_thread(seconds: float) -> None:
 
 @app.task(timeout="1s", stall=Stall("8s"), retry=Retry(max_attempts=1))
 async def endless_loop(seconds: float) -> str:
-    """Swallow every cancellation, and come back with a result long after the timeout."""
+    """Swallow every cancellation, and return a result long after the timeout."""
     note("start")
     until = time.monotonic() + seconds
     while (left := until - time.monotonic()) > 0:
@@ -459,7 +459,7 @@ async def endless_loop(seconds: float) -> str:
 
 @app.task(stall=Stall(max_count=1))
 async def poison() -> None:
-    """Kill the process that runs it, wherever that is, a moment after it began."""
+    """Kill the process that runs it a moment after it began."""
     note("start")
     await asyncio.sleep(0.3)
     os.kill(os.getpid(), signal.SIGKILL)
@@ -475,36 +475,36 @@ async def first_dies(number: int) -> None:
 
 @app.task
 def crash() -> None:
-    """Reach for memory that is nobody's."""
+    """Read memory that does not belong to the process."""
     note("start")
     ctypes.string_at(0)
 
 
 @app.task
 async def exits() -> None:
-    """Leave as scripts do."""
+    """Exit as scripts do."""
     note("start")
     sys.exit(3)
 
 
 @app.task
 def exits_in_thread() -> None:
-    """The same, where only its thread could end by it."""
+    """The same in a thread, where it could end only that thread."""
     note("start")
     sys.exit(3)
 
 
 @app.task
-def devour(megabytes: int) -> int:
-    """Take memory without end."""
+def allocate(megabytes: int) -> int:
+    """Allocate memory without end."""
     note("start")
     taken = [bytearray(1 << 20) for _ in range(megabytes)]
     return len(taken)
 
 
 @app.task
-async def toil(seconds: float) -> None:
-    """Work for a while, and say how far it is."""
+async def long_work(seconds: float) -> None:
+    """Work for a while, and report the progress."""
     job = current_job()
     job.progress(0.25, "a quarter of it")
     job.log.info("begun with care", order="17")
@@ -518,7 +518,7 @@ hoard: list[bytes] = []
 
 @app.task
 async def leak(megabytes: int, seconds: float) -> None:
-    """Keep some memory for ever, and rest."""
+    """Keep some memory for ever, and sleep."""
     note("start")
     hoard.append(b"x" * (megabytes << 20))
     await asyncio.sleep(seconds)
@@ -526,16 +526,16 @@ async def leak(megabytes: int, seconds: float) -> None:
 
 
 @app.task(retry=Retry(max_attempts=1))
-async def wrecks(how: str) -> None:
-    await wreck(how)
+async def break_loop(how: str) -> None:
+    await _break(how)
 
 
 @app.task(retry=Retry(max_attempts=3, base="200ms"))
-async def wrecks_again() -> None:
-    await wreck("cancel")
+async def break_loop_again() -> None:
+    await _break("cancel")
 
 
-async def wreck(how: str) -> None:
+async def _break(how: str) -> None:
     """Do something to the event loop that ends more than this run."""
     note("start")
     loop = asyncio.get_running_loop()
@@ -545,7 +545,7 @@ async def wreck(how: str) -> None:
             task.cancel()
 
     def elsewhere(call: Callable[[], object]) -> None:
-        # A thread of this sort knows nothing of the job.
+        # A thread like this does not have the job's context.
         thread = threading.Thread(target=lambda: loop.call_soon_threadsafe(call, context=contextvars.Context()))
         thread.start()
         thread.join()

@@ -1,4 +1,4 @@
-"""Handlers that end the event loop of their worker: they fail, and their neighbours complete."""
+"""Handlers that end the event loop of their worker: they fail, and the other runs complete."""
 
 from collections.abc import Callable
 
@@ -18,23 +18,23 @@ MakeFleet = Callable[..., WorkerFleet]
 def here(request: pytest.FixtureRequest, make_fleet: MakeFleet) -> WorkerFleet:
     """Return a worker fleet on each storage; a job fails at its second stall."""
     url = "" if request.param == "sqlite" else str(request.getfixturevalue("redis_url"))
-    return make_fleet(url=url, lease="4s", sweep="400ms", grace="600ms", max_count="1", deaf="1")
+    return make_fleet(url=url, lease="4s", sweep="400ms", grace="600ms", max_count="1", no_handlers="1")
 
 
-async def wrecked(here: WorkerFleet, how: str, *options: str, again: bool = False) -> tuple[Ref, list[Ref]]:
-    """Let six neighbours run until the one that wrecks their loop has done so, and wait until all are over."""
+async def with_broken_loop(here: WorkerFleet, how: str, *options: str, again: bool = False) -> tuple[Ref, list[Ref]]:
+    """Let six other jobs run until the one that breaks their loop has done so, and wait until all have ended."""
     here.worker("--processes", "1", "-c", "7", "--drain", "10s", *options)
-    neighbours = here.enqueue("until_told", ".go", times=6)
+    neighbours = here.enqueue("wait_for_file", ".go", times=6)
 
     async def begun() -> bool:
         return len(by_job(here.lines())) == 6
 
     await here.until(begun, within=30)
-    (wrecking_job,) = here.enqueue("wrecks_again") if again else here.enqueue("wrecks", how)
+    (failed_job,) = here.enqueue("break_loop_again") if again else here.enqueue("break_loop", how)
 
     async def done() -> bool:
         events = [event for event in await here.events() if isinstance(event, JobFailed | JobStalled)]
-        return any(event.id == wrecking_job.id for event in events)
+        return any(event.id == failed_job.id for event in events)
 
     async def over() -> bool:
         return await here.count(State.COMPLETED, State.FAILED) == 7
@@ -42,14 +42,14 @@ async def wrecked(here: WorkerFleet, how: str, *options: str, again: bool = Fals
     await here.until(done, within=60)
     here.folder.joinpath("handler-log.go").touch()
     await here.until(over, within=60)
-    return wrecking_job, neighbours
+    return failed_job, neighbours
 
 
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
 @pytest.mark.parametrize("how", ["cancel", "cancel from a thread", "cancel, and return"])
 async def test_a_handler_that_cancels_every_task_fails_only_its_own_job(here: WorkerFleet, how: str, loop: str) -> None:
-    wrecking_job, neighbours = await wrecked(here, how, "--loop", loop)
-    (failed,) = await here.details([wrecking_job])
+    failed_job, neighbours = await with_broken_loop(here, how, "--loop", loop)
+    (failed,) = await here.details([failed_job])
     others = await here.details(neighbours)
 
     assert (failed.job.state, failed.job.reason, failed.job.stalls) == (State.FAILED, "exhausted", 0)
@@ -62,8 +62,8 @@ async def test_a_handler_that_cancels_every_task_fails_only_its_own_job(here: Wo
 
 
 async def test_a_handler_that_cancels_every_task_is_tried_again_alone(here: WorkerFleet) -> None:
-    wrecking_job, neighbours = await wrecked(here, "cancel", again=True)
-    (failed,) = await here.details([wrecking_job])
+    failed_job, neighbours = await with_broken_loop(here, "cancel", again=True)
+    (failed,) = await here.details([failed_job])
     others = await here.details(neighbours)
 
     assert (failed.job.state, failed.job.reason, failed.job.failures) == (State.FAILED, "exhausted", 3)
@@ -71,8 +71,8 @@ async def test_a_handler_that_cancels_every_task_is_tried_again_alone(here: Work
 
 
 async def test_a_handler_that_stops_the_loop_fails_and_nothing_else_happens(here: WorkerFleet) -> None:
-    wrecking_job, neighbours = await wrecked(here, "stop")
-    (failed,) = await here.details([wrecking_job])
+    failed_job, neighbours = await with_broken_loop(here, "stop")
+    (failed,) = await here.details([failed_job])
     others = await here.details(neighbours)
 
     assert (failed.job.state, failed.job.reason) == (State.FAILED, "exhausted")
@@ -82,9 +82,9 @@ async def test_a_handler_that_stops_the_loop_fails_and_nothing_else_happens(here
 
 
 @pytest.mark.parametrize("how", ["cancel unknown", "stop unknown", "exit"])
-async def test_each_run_of_a_wrecked_loop_stalls_once_without_a_known_cause(here: WorkerFleet, how: str) -> None:
-    wrecking_job, neighbours = await wrecked(here, how)
-    (failed,) = await here.details([wrecking_job])
+async def test_each_run_of_a_broken_loop_stalls_once_without_a_known_cause(here: WorkerFleet, how: str) -> None:
+    failed_job, neighbours = await with_broken_loop(here, how)
+    (failed,) = await here.details([failed_job])
     others = await here.details(neighbours)
 
     assert failed.job.state is State.FAILED
