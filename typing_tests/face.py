@@ -14,7 +14,10 @@ from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any, TextIO, assert_type
 
+import psycopg
 from pydantic import BaseModel
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
 
 from tenure import (
     TTL,
@@ -581,3 +584,22 @@ async def wrong() -> None:
     Tenure("memory://", types={Order: str})  # type: ignore[dict-item]  # pyright: ignore[reportArgumentType]
     text: str = await (await add.enqueue(1, 2)).result()  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]
     del text
+
+
+async def in_transactions(
+    one: psycopg.Connection[Any],
+    other: psycopg.AsyncConnection[Any],
+    session: Session,
+    async_session: AsyncSession,
+    file: sqlite3.Connection,
+) -> None:
+    for connection in (one, other, session, async_session, file):
+        await add.options(tx=connection).enqueue(1, 2)
+    await app.enqueue_many([add.call(1, 2)], tx=session)
+    add.options(tx=5)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    add.options(tx="postgresql://")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    await app.enqueue_many([add.call(1, 2)], tx=app)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    async with current_job().transaction() as tx:
+        tx.complete()
+    async with current_job().transaction(async_session) as own:
+        assert_type(own.connection, AsyncSession)

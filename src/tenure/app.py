@@ -57,6 +57,7 @@ from tenure.metrics import MetricsRegistry
 from tenure.options import LeaderElection, TaskOptions, Timing
 from tenure.options.schedules import grace_of
 from tenure.options.timing import DRAIN
+from tenure.options.transactions import TransactionConnection
 from tenure.outbox.database import outbox_database
 from tenure.outbox.outbox import Outbox
 from tenure.runtime import Runtime
@@ -323,7 +324,9 @@ class Tenure(Decorators):
 
     # ── jobs ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def enqueue_many(self, calls: Iterable[EncodedCall[R]], *, tx: object = None) -> list[Job[R]]:
+    async def enqueue_many(
+        self, calls: Iterable[EncodedCall[R]], *, tx: TransactionConnection | None = None
+    ) -> list[Job[R]]:
         """Enqueue many calls in one round trip: `app.enqueue_many(add.call(i, i) for i in range(1000))`.
 
         Of the calls for one queue either all are stored or none. `tx`: a connection whose transaction stores all of
@@ -338,7 +341,9 @@ class Tenure(Decorators):
             return await self._client.submit_in(recognise(tx), calls)
         return await self._client.submit_many(calls)
 
-    def enqueue_many_sync(self, calls: Iterable[EncodedCall[R]], *, tx: object = None) -> list[Job[R]]:
+    def enqueue_many_sync(
+        self, calls: Iterable[EncodedCall[R]], *, tx: TransactionConnection | None = None
+    ) -> list[Job[R]]:
         """Call `enqueue_many` from code without a running event loop."""
         if tx is not None:
             return self._client.submit_in_sync(recognise(tx), calls)

@@ -325,7 +325,7 @@ async def test_other_objects_are_refused() -> None:
     async def charge(order: int) -> None: ...
 
     with pytest.raises(UsageError, match=r"tx = .*not a connection.*psycopg.*SQLAlchemy"):
-        charge.options(tx=object())
+        charge.options(tx=object())  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     with pytest.raises(UsageError, match=r"memory.*not the database"):
         await charge.options(tx=sqlite3.connect(":memory:")).enqueue(1)
 

@@ -19,6 +19,7 @@ from tenure.options.rate import Rate, Rates, valid_rates
 from tenure.options.retry import Retry, valid_retry
 from tenure.options.seconds import option_duration
 from tenure.options.stall import Stall, valid_stall
+from tenure.options.transactions import TransactionConnection
 
 Value = TypeVar("Value")
 Checked = TypeVar("Checked")
@@ -236,7 +237,7 @@ class CallOptions(TypedDict, total=False):
     fair_weight: int
     unique: Unique | str | bool
     throw_on_duplicate: bool
-    tx: object
+    tx: TransactionConnection
 
 
 def valid_priority(priority: object) -> int:
