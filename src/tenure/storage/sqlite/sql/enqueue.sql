@@ -64,7 +64,7 @@ ON CONFLICT (queue, id) DO NOTHING;
 
 -- name: delete_last
 -- Deletes the jobs that the previous statement inserted; their seqs are consecutive.
-DELETE FROM tenure_job WHERE seq > (SELECT max(seq) FROM tenure_job) - :jobs;
+DELETE FROM tenure_job WHERE seq > (SELECT max(seq) FROM tenure_job NOT INDEXED) - :jobs;
 
 -- name: set_fences
 -- The next job of an id continues from the fences of the previous one.
@@ -138,7 +138,7 @@ SELECT :queue, :id, :job, coalesce(max(place), 0) + 1
 
 -- name: trim_calls
 -- Deletes all but the latest calls of a job.
-DELETE FROM tenure_call
+DELETE FROM tenure_call INDEXED BY tenure_call_of_job
  WHERE queue = :queue
    AND job = :job
    AND place <= (

@@ -392,7 +392,7 @@ UPDATE tenure_job
  WHERE seq IN (
        SELECT tenure_job.seq
          FROM json_each(:rooms) AS listed
-        CROSS JOIN tenure_job
+        CROSS JOIN tenure_job NOT INDEXED
            ON tenure_job.seq IN (
               SELECT seq
                 FROM (
@@ -417,7 +417,7 @@ RETURNING queue;
 INSERT INTO tenure_slot (queue, key, id)
 SELECT tenure_job.queue, listed.value ->> 1, tenure_job.id
   FROM json_each(:slots) AS listed
- CROSS JOIN tenure_job
+ CROSS JOIN tenure_job NOT INDEXED
     ON tenure_job.seq = listed.value ->> 0
  WHERE TRUE
 ON CONFLICT DO NOTHING;
@@ -428,7 +428,7 @@ DELETE FROM tenure_slot
  WHERE (queue, key, id) IN (
        SELECT tenure_job.queue, listed.value ->> 1, tenure_job.id
          FROM json_each(:slots) AS listed
-        CROSS JOIN tenure_job
+        CROSS JOIN tenure_job NOT INDEXED
            ON tenure_job.seq = listed.value ->> 0
  );
 
@@ -548,7 +548,7 @@ SELECT EXISTS (
                  AND state = 'waiting'
                  AND parked_under IS NULL
        ),
-       (SELECT min(run_at) FROM tenure_job WHERE queue = :queue AND state = 'delayed'),
+       (SELECT min(run_at) FROM tenure_job INDEXED BY tenure_job_delayed WHERE queue = :queue AND state = 'delayed'),
        (
               SELECT min(opens_at)
                 FROM tenure_rate INDEXED BY tenure_rate_opening

@@ -36,7 +36,7 @@ SELECT queue FROM tenure_tally GROUP BY queue;
 
 -- name: floor
 -- The seq of the last one of `looks` jobs, from the newest on.
-SELECT seq FROM tenure_job WHERE seq < :before ORDER BY seq DESC LIMIT 1 OFFSET :looks - 1;
+SELECT seq FROM tenure_job NOT INDEXED WHERE seq < :before ORDER BY seq DESC LIMIT 1 OFFSET :looks - 1;
 
 -- name: floor_over
 SELECT seq
@@ -59,7 +59,7 @@ SELECT seq
 
 -- name: all
 SELECT seq
-  FROM tenure_job
+  FROM tenure_job NOT INDEXED
  WHERE seq < :before
    AND seq >= :floor
    AND (:queues IS NULL OR queue IN (SELECT value FROM json_each(:queues)))
@@ -94,7 +94,7 @@ SELECT seq
 
 -- name: waiting
 SELECT seq
-  FROM tenure_job
+  FROM tenure_job INDEXED BY tenure_job_waiting
  WHERE queue = :queue
    AND state = 'waiting'
    AND seq < :before
@@ -104,7 +104,7 @@ SELECT seq
 
 -- name: delayed
 SELECT seq
-  FROM tenure_job
+  FROM tenure_job INDEXED BY tenure_job_delayed
  WHERE queue = :queue
    AND state = 'delayed'
    AND seq < :before
@@ -113,15 +113,14 @@ SELECT seq
  LIMIT :limit;
 
 -- name: active
--- The plus sign makes the planner use the leases instead of a scan of the whole queue.
 SELECT seq
-  FROM tenure_job
+  FROM tenure_job NOT INDEXED
  WHERE seq IN (
-       SELECT seq FROM tenure_job WHERE state = 'active' AND suspect_until IS NULL
+       SELECT seq FROM tenure_job INDEXED BY tenure_job_lease WHERE state = 'active' AND suspect_until IS NULL
        UNION ALL
-       SELECT seq FROM tenure_job WHERE state = 'active' AND suspect_until IS NOT NULL
+       SELECT seq FROM tenure_job INDEXED BY tenure_job_suspect WHERE state = 'active' AND suspect_until IS NOT NULL
  )
-   AND +queue = :queue
+   AND queue = :queue
    AND seq < :before
 -- include: conditions
  ORDER BY seq DESC

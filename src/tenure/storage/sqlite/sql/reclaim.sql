@@ -3,11 +3,15 @@
 -- name: held
 -- Two indexes contain the owner: that of the leases and that of the suspects.
 SELECT *
-  FROM tenure_job
+  FROM tenure_job NOT INDEXED
  WHERE seq IN (
-       SELECT seq FROM tenure_job WHERE state = 'active' AND suspect_until IS NULL AND owner = :owner
+       SELECT seq
+         FROM tenure_job INDEXED BY tenure_job_lease
+        WHERE state = 'active' AND suspect_until IS NULL AND owner = :owner
        UNION ALL
-       SELECT seq FROM tenure_job WHERE state = 'active' AND suspect_until IS NOT NULL AND owner = :owner
+       SELECT seq
+         FROM tenure_job INDEXED BY tenure_job_suspect
+        WHERE state = 'active' AND suspect_until IS NOT NULL AND owner = :owner
  )
  ORDER BY lease_until, queue, id
  LIMIT :limit;

@@ -41,7 +41,7 @@ UPDATE tenure_job
 
 -- name: trace
 -- `traces`: a list of seq and the handler's position.
-UPDATE tenure_job
+UPDATE tenure_job NOT INDEXED
    SET run_trace = listed.trace
   FROM (SELECT value ->> 0 AS seq, value ->> 1 AS trace FROM json_each(:traces)) AS listed
  WHERE tenure_job.seq = listed.seq;

@@ -103,7 +103,7 @@ SELECT min(rowid), queue, job
 -- name: move_calls
 -- Moves merged calls to another job.
 -- `row`: of one of the calls.
-UPDATE tenure_call
+UPDATE tenure_call INDEXED BY tenure_call_of_job
    SET queue = :queue, job = :id
  WHERE (queue, job) = (SELECT queue, job FROM tenure_call WHERE rowid = :row);
 
@@ -115,7 +115,9 @@ SELECT key FROM tenure_slot WHERE queue = :queue AND id = :id;
 -- Returns the counters of a queue that differ from its jobs, with the difference.
 SELECT state, sum(jobs)
   FROM (
-       SELECT state, jobs FROM tenure_tally WHERE queue = :queue AND state <> 'discarded'
+       SELECT state, jobs
+         FROM tenure_tally INDEXED BY sqlite_autoindex_tenure_tally_1
+        WHERE queue = :queue AND state <> 'discarded'
        UNION ALL
        SELECT state, -count(*) FROM tenure_job WHERE queue = :queue GROUP BY state
        UNION ALL

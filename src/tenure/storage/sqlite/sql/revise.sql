@@ -63,7 +63,7 @@ DELETE FROM tenure_run WHERE seq = :seq;
 DELETE FROM tenure_log WHERE seq = :seq;
 
 -- name: delete_calls
-DELETE FROM tenure_call WHERE queue = :queue AND job = :job;
+DELETE FROM tenure_call INDEXED BY tenure_call_of_job WHERE queue = :queue AND job = :job;
 
 -- name: free_window
 -- Only the job that a key window names can free it.

@@ -8,7 +8,7 @@ SELECT queue, state, jobs FROM tenure_tally WHERE jobs > 0;
 SELECT name, body FROM tenure_setting WHERE kind = :kind;
 
 -- name: oldest
-SELECT min(run_at) FROM tenure_job WHERE queue = :queue AND state = 'waiting';
+SELECT min(run_at) FROM tenure_job INDEXED BY tenure_job_waiting WHERE queue = :queue AND state = 'waiting';
 
 -- name: since
 -- Since when the longest-waiting of the first jobs that are parked under a key has waited.
@@ -40,7 +40,7 @@ SELECT queue, fault, count(*) AS jobs, min(finished), max(finished) AS last
 -- Parameters: faults (a list of queue and fault), most (jobs of a fault).
 SELECT listed.key, tenure_job.finished, tenure_job.id, tenure_job.task, tenure_job.reason, tenure_job.error
   FROM json_each(:faults) AS listed
- CROSS JOIN tenure_job
+ CROSS JOIN tenure_job NOT INDEXED
     ON tenure_job.seq IN (
        SELECT newest.seq
          FROM tenure_job AS newest INDEXED BY tenure_job_fault

@@ -10,9 +10,9 @@ UPDATE tenure_leader SET owner = :owner, epoch = :epoch, length = :length, until
 UPDATE tenure_leader SET swept_at = :now, resumed_at = :resumed_at WHERE scope = '*';
 
 -- name: holders
-SELECT owner FROM tenure_job WHERE state = 'active' AND suspect_until IS NULL
+SELECT owner FROM tenure_job INDEXED BY tenure_job_lease WHERE state = 'active' AND suspect_until IS NULL
 UNION
-SELECT owner FROM tenure_job WHERE state = 'active' AND suspect_until IS NOT NULL
+SELECT owner FROM tenure_job INDEXED BY tenure_job_suspect WHERE state = 'active' AND suspect_until IS NOT NULL
  ORDER BY owner;
 
 -- name: workers
@@ -84,7 +84,7 @@ SELECT queue
   FROM tenure_fair_line
  WHERE NOT EXISTS (
        SELECT 1
-         FROM tenure_tally
+         FROM tenure_tally INDEXED BY sqlite_autoindex_tenure_tally_1
         WHERE tenure_tally.queue = tenure_fair_line.queue
           AND state IN ('delayed', 'waiting', 'active')
           AND jobs > 0
@@ -346,9 +346,14 @@ UPDATE tenure_tally
 
 -- name: delete_counters
 -- Deletes the counters of a queue that has no jobs.
-DELETE FROM tenure_tally
+DELETE FROM tenure_tally INDEXED BY sqlite_autoindex_tenure_tally_1
  WHERE queue = :queue
-   AND NOT EXISTS (SELECT 1 FROM tenure_tally AS other WHERE other.queue = :queue AND other.jobs <> 0);
+   AND NOT EXISTS (
+              SELECT 1
+                FROM tenure_tally AS other INDEXED BY sqlite_autoindex_tenure_tally_1
+               WHERE other.queue = :queue
+                 AND other.jobs <> 0
+       );
 
 -- name: delete_jobs
 -- `seqs`: a list.

@@ -22,7 +22,7 @@ ON CONFLICT (queue, state) DO UPDATE
 
 -- name: trim_now
 -- Makes the next sweep check whether jobs of a queue are past retention.
-UPDATE tenure_tally
+UPDATE tenure_tally INDEXED BY sqlite_autoindex_tenure_tally_1
    SET trim_at = 0
  WHERE queue = :queue
    AND state IN ('completed', 'failed', 'cancelled', 'expired');
@@ -71,12 +71,15 @@ SELECT queue FROM found WHERE queue IS NOT NULL;
 
 
 -- name: unfinished
-SELECT coalesce(sum(jobs), 0) FROM tenure_tally WHERE queue = :queue AND state IN ('delayed', 'waiting', 'active');
+SELECT coalesce(sum(jobs), 0)
+  FROM tenure_tally INDEXED BY sqlite_autoindex_tenure_tally_1
+ WHERE queue = :queue
+   AND state IN ('delayed', 'waiting', 'active');
 
 -- name: kept
 -- How many completed jobs of a queue are under its retention rules.
 SELECT coalesce(sum(iif(state = 'completed', jobs, -jobs)), 0)
-  FROM tenure_tally
+  FROM tenure_tally INDEXED BY sqlite_autoindex_tenure_tally_1
  WHERE queue = :queue
    AND state IN ('completed', 'kept');
 
