@@ -2,8 +2,10 @@
 
 import asyncio
 import json
+from datetime import UTC, datetime
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -49,6 +51,25 @@ class Rude:
         raise RuntimeError("no")
 
 
+class Whole(int): ...
+
+
+class Real(float): ...
+
+
+class Text(str): ...
+
+
+class Instant(datetime): ...
+
+
+class Account(msgspec.Struct):
+    """A record of a user, as a codec may return."""
+
+    name: str
+    password: str
+
+
 def nested(depth: int) -> Any:
     value: Any = 1
     for _ in range(depth):
@@ -91,6 +112,11 @@ async def test_any_name_can_be_read_by_its_path(name: str) -> None:
         b"bytes",
         nested(10_000),
         {"a": Rude()},
+        10**5_000,
+        # Codecs may return subclasses, as numpy has them.
+        [Whole(1), Real(1.5), Text("a"), Text("ü"), {Text("b"): True}],
+        Instant(2026, 1, 1, tzinfo=UTC),
+        Account("ann", "hunter2"),
     ],
     ids=lambda value: type(value).__name__,
 )
@@ -212,6 +238,12 @@ async def test_redacted_values_are_in_no_answer(shop: Shop) -> None:
 
     assert shown["arguments"] == {"to": "ann", "password": REDACTED}
     assert shown["log"][0]["fields"]["password"] == REDACTED
+
+
+def test_records_of_users_are_redacted_as_dicts_are() -> None:
+    shown = Redactor(["password", "owner"]).plain({"a": [Account("ann", "hunter2")], "owner": Account("bob", "x")})
+
+    assert shown == {"a": [{"name": "ann", "password": REDACTED}], "owner": REDACTED}
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,12 @@ REDACTED = "[redacted]"
 DEEPEST = 100
 """How deep a value may be nested; what lies deeper is left out."""
 
+LONGEST_NUMBER = 10_000
+"""The greatest length of an integer that is written as a number, in bits."""
+
 _LEFT_OUT = "[nested too deep]"
+
+_OURS = __name__.partition(".")[0]
 
 
 class Redactor:
@@ -45,11 +50,13 @@ class Redactor:
             return _LEFT_OUT
         whole: Any = value
         match value:
-            case None | bool() | int() | float() | datetime():
+            case None | bool():
                 return value
             case str():
                 return self._of_text(value)
-            case Struct():
+            case int() | float() | datetime():
+                return _basic(value)
+            case Struct() if _is_ours(value):
                 return self._of_struct(value, depth)
             case dict():
                 return self._of_mapping(whole, depth)
@@ -78,7 +85,7 @@ class Redactor:
 
     def _of_field(self, name: Any, value: Any, depth: int) -> Any:
         # A record of ours below a name of a user is not a value of that user.
-        if not isinstance(value, Struct) and isinstance(name, str) and name.casefold() in self._names:
+        if isinstance(name, str) and name.casefold() in self._names and not _is_ours(value):
             return REDACTED
         return self._plain(value, depth + 1)
 
@@ -106,8 +113,27 @@ class Redactor:
         return self._plain(made, depth + 1)
 
 
+def _is_ours(value: object) -> bool:
+    """Return True if a value is one of our records, not a Struct that a codec of the user returned."""
+    return isinstance(value, Struct) and type(value).__module__.partition(".")[0] == _OURS
+
+
+def _basic(value: int | float | datetime) -> int | float | datetime | str:
+    """Return a number or an instant in a form that JSON can hold: of a subclass, as numpy has them, the base."""
+    match value:
+        case int():
+            # Python refuses to write the digits of larger ones.
+            return int(value) if value.bit_length() <= LONGEST_NUMBER else f"<an integer of {value.bit_length()} bits>"
+        case float():
+            return float(value)
+        case _:
+            return value if type(value) is datetime else value.isoformat()
+
+
 def _encodable(text: str) -> str:
     """Return the text with a question mark for each lone surrogate, which UTF-8 cannot hold."""
+    # The encoder takes no subclass.
+    text = str.__str__(text)
     return text if text.isascii() else text.encode(errors="replace").decode()
 
 
