@@ -150,6 +150,16 @@ async def test_a_failure_is_a_problem_that_tells_no_secret(
     assert (reply.header("retry-after") == "2") == (name == "storage-unavailable")
 
 
+async def test_a_path_adds_no_line_to_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    async def access() -> StorageAccess:
+        raise StorageUnavailableError("gone")
+
+    reply = await call(AdminAPI(access), "/api/v1/queues/a\nERROR", raw_path=b"/api/v1/queues/a%0aERROR")
+
+    assert reply.problem == "storage-unavailable"
+    assert "\n" not in caplog.records[-1].getMessage()
+
+
 async def test_a_read_only_console_refuses_changes() -> None:
     async def access() -> StorageAccess:
         return StorageAccess(MemoryStorage(), JsonCodec().decode, Timing())

@@ -182,6 +182,21 @@ async def test_a_user_header_is_believed_from_its_proxy_only(
     assert await status(console, headers, client and (client, 5)) == expected  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("scheme", ["Basic cmVhZGVyOg==", "Bearer of-the-proxy-itself"])
+async def test_credentials_for_a_proxy_do_not_use_up_the_attempts(scheme: str) -> None:
+    console = Console(Tenure("memory://"), auth=[tokens(), ProxyAuth(peers=["127.0.0.1"])])
+    for _ in range(WRONG_TOKENS + 2):
+        assert await status(console, [("x-forwarded-user", "ann"), ("authorization", scheme)]) == 200
+
+
+async def test_a_name_of_a_proxy_that_is_too_long_is_refused() -> None:
+    console = Console(Tenure("memory://"), auth=ProxyAuth(peers=["127.0.0.1"]))
+    reply = await call_app(console, META, headers=[("x-forwarded-user", "a" * 2000)])
+
+    assert reply.problem == "invalid-parameter"
+    assert [part["pointer"] for part in reply.json["errors"]] == ["/header/x-forwarded-user"]
+
+
 async def test_a_proxy_gives_each_user_a_role() -> None:
     auth = ProxyAuth("Remote-User", peers=["unix"], role=None, roles={"ann": "admin", "bob": "read"})
     console = Console(Tenure("memory://"), auth=[tokens(), auth])
@@ -234,6 +249,18 @@ async def test_a_function_that_returns_no_user_fails_the_request() -> None:
     assert await status(Console(Tenure("memory://"), auth=name)) == 500
 
 
+@pytest.mark.parametrize("error", [ConnectionError("ldap://secret"), UsageError("secret"), TimeoutError("secret")])
+async def test_an_error_of_a_function_is_not_shown(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
+    def fail(request: ConsoleRequest) -> User:
+        raise error
+
+    reply = await call_app(Console(Tenure("memory://"), auth=fail), META)
+
+    assert reply.problem == "internal"
+    assert b"secret" not in reply.body
+    assert "secret" in caplog.text
+
+
 # ── no authentication ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -262,6 +289,7 @@ async def test_without_authentication_this_machine_may_read(client: str, host: s
             for name in (
                 "forwarded",
                 "via",
+                "x-real-ip",
                 "x-forwarded-for",
                 "x-forwarded-host",
                 "x-forwarded-proto",

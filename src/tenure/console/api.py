@@ -111,9 +111,10 @@ class AdminAPI:
         if problem.status >= 500:
             logger.log(
                 logging.ERROR if problem.type == f"{PREFIX}internal" else logging.WARNING,
-                "%s %s: %s",
+                # A path may contain line breaks, which would look like lines of their own.
+                "%s %r: %s",
                 scope["method"],
-                scope["path"],
+                scope["path"][:200],
                 problem.detail,
                 exc_info=failure.__cause__ if problem.type == f"{PREFIX}internal" else None,
             )
@@ -152,7 +153,13 @@ class AdminAPI:
     async def _user(self, request: ConsoleRequest) -> User:
         if not self._auth:
             return local_user(request)
-        user = await user_of(request, self._auth)
+        try:
+            user = await user_of(request, self._auth)
+        except ProblemError:
+            raise
+        except Exception as error:
+            # Its text is not for a client that is not known yet, and it is not an error of the storage.
+            raise ProblemError("internal", "a function of auth has failed", "read the log of the console") from error
         if user is None:
             raise ProblemError(
                 "unauthorized",

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal, Self, cast, get_args
 
 from tenure.clock import Clock, SystemClock
-from tenure.console.problems import ProblemError, ProblemPart
+from tenure.console.problems import ProblemError, ProblemPart, from_message
 from tenure.console.requests import ConsoleRequest
 from tenure.core.check import named, several, shown
 from tenure.core.filter_text import NamePattern, pattern_of
@@ -168,11 +168,12 @@ class Tokens:
         Raises:
             ProblemError: the address has sent too many wrong tokens.
         """
-        credentials = request.headers("authorization")
-        if not credentials:
+        bearers = [bearer_of(value.encode("latin-1")) for value in request.headers("authorization")]
+        if not any(bearers):
+            # Another scheme, such as the one by which a proxy has checked the user, is not an attempt.
             return None
         self._wrong.check(request.client)
-        digest = _digest(bearer_of(credentials[0].encode("latin-1"))) if len(credentials) == 1 else b""
+        digest = _digest(bearers[0]) if len(bearers) == 1 else b""
         found: User | None = None
         for token in self._tokens:
             # All tokens are compared, each in constant time, so that the duration tells nothing about them.
@@ -268,7 +269,11 @@ class ProxyAuth:
         if not name:
             return None
         role: Role | None = self._roles[name] if name in self._roles else self._role  # noqa: SIM401 - typed
-        return None if role is None else User(name, role)
+        try:
+            return None if role is None else User(name, role)
+        except UsageError as error:
+            parts = [ProblemPart(f"/header/{self._header.lower()}", str(error))]
+            raise from_message("invalid-parameter", str(error), errors=parts) from error
 
     def _trusts(self, client: str | None) -> bool:
         if not client:
@@ -298,7 +303,9 @@ def local_user(request: ConsoleRequest) -> User:
     """
     remedy = "give the console auth=..., or tenure console --token-file FILE"
     forwarded = sorted(
-        name for name in request.header_names if name in ("forwarded", "via") or name.startswith("x-forwarded-")
+        name
+        for name in request.header_names
+        if name in ("forwarded", "via", "x-real-ip") or name.startswith("x-forwarded-")
     )
     if forwarded:
         raise _local_only(forwarded[0], f"the header {forwarded[0]} shows that a proxy has passed it on", remedy)
@@ -341,14 +348,25 @@ def _is_local_name(host: str) -> bool:
 
 
 async def user_of(request: ConsoleRequest, auth: Iterable[Auth]) -> User | None:
-    """Return the user of a request, from the first function that knows one; None if none does."""
+    """Return the user of a request, from the first function that knows one; None if none does.
+
+    Raises:
+        ProblemError: a function has refused the request, and no other one knows a user.
+    """
+    refusal: ProblemError | None = None
     for function in auth:
-        found = function(request)
-        user = await found if inspect.isawaitable(found) else found
+        try:
+            found = function(request)
+            user = await found if inspect.isawaitable(found) else found
+        except ProblemError as error:
+            refusal = refusal or error
+            continue
         if user is not None:
             if not isinstance(cast("object", user), User):
                 raise TypeError(f"auth returned {shown(user)}, which is neither a tenure.console.User nor None")
             return user
+    if refusal is not None:
+        raise refusal
     return None
 
 
