@@ -7,9 +7,15 @@ from typing import Any, cast
 import pytest
 
 from tenure import Tenure, UsageError
+from tenure.clock import SECOND
 from tenure.console import Auth, Console, ConsoleRequest, ProxyAuth, Role, Token, Tokens, User
+from tenure.console.api import AdminAPI
 from tenure.console.table import TABLE
 from tenure.console.users import ADDRESSES_KEPT, ROLES, WRONG_TOKENS, WrongTokens
+from tenure.core.job import Owner, RateKey
+from tenure.ops.access import StorageAccess
+from tenure.options import Timing
+from tenure.storage.protocol import RenewRequest, Settings, Target, WorkerInfo
 from tenure.testing.clock import ManualClock
 from tests.console.conftest import HOLDER, Shop, served
 from tests.console.site import Headers, get, path_to
@@ -346,3 +352,26 @@ async def test_a_user_of_some_queues_sees_nothing_of_others(shop: Shop) -> None:
         assert await read("tasks", "mail.send") == "unknown-task"
         assert (await read("dead", "groups"))["total"] == 0
         assert (await read("dead", "groups", query="?queue=mail"))["total"] == 0
+
+
+async def test_a_user_of_some_queues_sees_no_task_of_others(shop: Shop) -> None:
+    user = User("payer", "admin", queues=["pay/*"])
+    storage = shop.app.storage
+    both = WorkerInfo(("pay/eu", "mail"), 1, 0, tasks={"charge": 1, "mail.send": 1})
+    await storage.renew(RenewRequest(Owner("11bb11bb11bb11bb", "both", "host", 78), (), both))
+    for task in ("mail.break", "charge"):
+        await storage.tune(Target("task", task), Settings(paused=True, rate=RateKey("x", SECOND, 1)))
+
+    async def access() -> StorageAccess:
+        # As `tenure console --url`: without an app, nothing says which queue a task belongs to.
+        return StorageAccess(storage, shop.app.codec.decode, Timing())
+
+    for console in (Console(shop.app, auth=lambda _: user), AdminAPI(access, auth=lambda _: user)):
+        survey = (await call_app(console, path_to("survey"))).json
+        tasks = (await call_app(console, path_to("tasks"))).json["tasks"]
+        # Jobs of one of these exist, in another queue.
+        page = (await call_app(console, f"{path_to('jobs')}?filter=task:mail.send,mail.none")).json
+
+        assert (survey["paused_tasks"], list(survey["task_rates"])) == (["charge"], ["charge"])
+        assert [task["name"] for task in tasks] == ["charge"]
+        assert page["hints"] == ["task 'mail.send' is unknown", "task 'mail.none' is unknown"]

@@ -43,17 +43,17 @@ from tenure.core.check import named
 from tenure.core.document import decode_document
 from tenure.core.duration import Duration, duration, micros
 from tenure.core.events import AnyEvent, EventsTrimmed
-from tenure.core.filter_text import exact_names, parse_filter
+from tenure.core.filter_text import JobConditions, NamePattern, exact_names, parse_filter
 from tenure.core.job import Ref
 from tenure.core.schedule import Schedule
-from tenure.core.suggestion import alternatives, close_to
+from tenure.core.suggestion import alternatives, close_to, did_you_mean
 from tenure.errors import UsageError
 from tenure.health.assessment import Health, judged, state_of
 from tenure.ops.events import KINDS, EventsRead, events_after, shown_events, wanted_events
 from tenure.ops.examination import examine
 from tenure.ops.job_list import job_row, selected_jobs, selection
 from tenure.ops.jobs import detail_of, reasons_of
-from tenure.ops.names import KnownNames, unknown_targets
+from tenure.ops.names import KnownNames
 from tenure.ops.queue_stats import queue_stats
 from tenure.ops.run_history import why_again
 from tenure.ops.tasks import task_views
@@ -76,12 +76,15 @@ from tenure.ops.views import (
 )
 from tenure.ops.workers import ListedWorker, find_worker, listed_worker, stacks
 from tenure.storage.cursors import recorded_within
-from tenure.storage.protocol import QueueSurvey, Survey, Target, WorkerSurvey
+from tenure.storage.protocol import QueueSurvey, Survey, WorkerSurvey
 
 T = TypeVar("T")
 
 STATS_MOST = 2_000
 """How many ended jobs statistics are made of at most."""
+
+HINTS = 5
+"""How many unknown names in a filter one answer hints at."""
 
 
 # ── the console and the whole storage ─────────────────────────────────────────────────────────────────────────────────
@@ -200,16 +203,27 @@ async def jobs(call: ApiCall, query: JobsQuery) -> JobsView:
     page = await _at_cursor(
         selected_jobs(call.access.storage, selected, limit=query.limit, after=query.after, looks=LOOKS)
     )
-    hints: list[str] = []
-    if not page.jobs and query.after is None:
-        seen = _narrowed(call, found)
-        targets = [Target("queue", name) for name in exact_names(where.queues)]
-        targets += [Target("task", name) for name in exact_names(where.tasks)]
-        unknown = await unknown_targets(call.access.storage, _known(call, seen), targets)
-        hints = [f"{target.kind} {target.name!r} is unknown{meant}" for target, meant in unknown]
+    hints = await _hints(call, where, found) if not page.jobs and query.after is None else []
     return JobsView(
         jobs=[job_row(job) for job in page.jobs], next=page.next, looks=LOOKS, short=page.short, hints=hints
     )
+
+
+async def _hints(call: ApiCall, where: JobConditions, found: Survey) -> list[str]:
+    """Return messages about the names in a filter that nothing uses, as far as the user may know."""
+    known = _known(call, _narrowed(call, found))
+    queues = [name for name in exact_names(where.queues) if name not in known.queues]
+    tasks = [name for name in exact_names(where.tasks) if name not in known.tasks]
+    hints = [f"queue {name!r} is unknown{did_you_mean(name, sorted(known.queues))}" for name in queues[:HINTS]]
+    for name in tasks[: HINTS - len(hints)]:
+        # Its jobs may lie there while no worker knows it.
+        of_task = JobConditions(tasks=(NamePattern(name),))
+        selected = selection(of_task, found, sees=call.user.sees if call.narrowed else None)
+        page = await selected_jobs(call.access.storage, selected, limit=1, after=None, looks=LOOKS)
+        if not page.jobs:
+            missing = "is unknown" if page.next is None else "is known to no worker, and the newest jobs are of others"
+            hints.append(f"task {name!r} {missing}{did_you_mean(name, sorted(known.tasks))}")
+    return hints
 
 
 async def job(call: ApiCall, query: Struct) -> DetailView:
@@ -392,18 +406,38 @@ async def _survey(call: ApiCall) -> Survey:
 def _narrowed(call: ApiCall, found: Survey) -> Survey:
     if not call.narrowed:
         return found
-    sees = call.user.sees
+    sees, names = call.user.sees, _tasks_seen(call, found)
     seen: list[WorkerSurvey] = []
     for worker in found.workers:
         if served := tuple(queue for queue in worker.queues if sees(queue)):
             unstopped = tuple(ref for ref in worker.unstopped if sees(ref.queue))
-            seen.append(structs.replace(worker, queues=served, unstopped=unstopped))
+            tasks = worker.tasks
+            if tasks is not None:
+                tasks = {name: version for name, version in tasks.items() if name in names}
+            seen.append(structs.replace(worker, queues=served, unstopped=unstopped, tasks=tasks))
     return structs.replace(
         found,
         queues=tuple(queue for queue in found.queues if sees(queue.queue)),
         schedules=tuple(schedule for schedule in found.schedules if sees(schedule.job.queue)),
         workers=tuple(seen),
+        paused_tasks=tuple(name for name in found.paused_tasks if name in names),
+        task_rates={name: rate for name, rate in found.task_rates.items() if name in names},
     )
+
+
+def _tasks_seen(call: ApiCall, found: Survey) -> set[str]:
+    """Return the tasks that a user who sees some queues may see.
+
+    A worker does not say which of its tasks belong to which of its queues, so those of a worker that also serves other
+    queues do not count.
+    """
+    sees = call.user.sees
+    return {
+        *(name for name, task in (call.access.tasks or {}).items() if sees(task.queue)),
+        *(schedule.job.task for schedule in found.schedules if sees(schedule.job.queue)),
+        *(unknown.task for queue in found.queues if sees(queue.queue) for unknown in queue.unknown),
+        *(name for worker in found.workers if worker.queues and all(map(sees, worker.queues)) for name in worker.tasks or ()),
+    }
 
 
 def _known(call: ApiCall, found: Survey) -> KnownNames:
