@@ -1,7 +1,7 @@
 """The reads of the admin API, on each storage, over a real socket."""
 
 import asyncio
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import msgspec
 import pytest
@@ -11,7 +11,10 @@ from tenure.console.records import LOOKS
 from tenure.console.routes import Route
 from tenure.console.table import TABLE
 from tenure.core.filter_text import JobConditions, parse_filter
+from tenure.core.lifecycle import State
 from tenure.ops.job_list import PAGE, selected_jobs, selection
+from tenure.ops.queue_stats import queue_stats
+from tenure.storage.protocol import Page, Query
 from tests.console.conftest import EVERY_STORAGE, HOLDER, Shop
 from tests.console.site import path_to
 
@@ -94,6 +97,56 @@ async def test_a_filter_by_id_and_by_fault_finds_the_job(shop: Shop) -> None:
     assert {row["id"] for row in same} == {shop.jobs["failed"], shop.jobs["failed too"]}
     assert (group["count"], group["error"]) == (2, "ValueError")
     assert failed["error"] == {"type": "ValueError", "message": "no route to 1, password=hunter2"}
+
+
+@EVERY_STORAGE
+async def test_faults_are_selected_by_task_and_by_their_last_occurrence(shop: Shop) -> None:
+    groups = path_to("dead", "groups")
+
+    async def counts(query: str) -> tuple[list[int], int]:
+        found = (await shop.get(f"{groups}?{query}")).json
+        return [group["count"] for group in found["groups"]], found["total"]
+
+    assert await counts("within=1h&task=mail.break&queue=mail") == ([2], 2)
+    assert await counts("within=0.000001s") == ([], 0)
+    assert await counts("task=mail.send") == ([], 0)
+    assert await counts("queue=pay/eu") == ([], 0)
+    assert await counts("queue=none") == ([], 0)
+
+
+@EVERY_STORAGE
+async def test_no_read_looks_at_all_jobs_of_a_state_that_grows(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find, asked = shop.app.storage.find, list[Query]()
+
+    async def recorded(query: Query) -> Page:
+        asked.append(query)
+        return await find(query)
+
+    monkeypatch.setattr(shop.app.storage, "find", recorded)
+    for route in TABLE.routes:
+        names = await names_of(shop, route)
+        await shop.get(path_to(*(names.get(part[1:-1], part) for part in route.parts)))
+    for query in ("jobs?filter=task:a,b%20error:x", "dead/groups?within=1d&task=mail.break", "jobs?filter=task:c*"):
+        await shop.get(f"/api/v1/{query}")
+
+    # Active jobs are bounded by the slots of the workers; the doctor and slow runs read a few pages.
+    unbounded = [query for query in asked if query.looks is None and State.ACTIVE not in query.states]
+    assert all(not query.tasks and query.ended_after is None and query.fault is None for query in unbounded)
+
+
+async def test_statistics_that_reach_the_bound_say_so(shop: Shop) -> None:
+    survey = await shop.app.storage.survey(("mail",))
+
+    async def stats(looks: int) -> tuple[int, bool]:
+        found = await queue_stats(
+            shop.app.storage, survey.queues[0], now=survey.now, window=timedelta(days=1), most=2_000, looks=looks
+        )
+        return sum(found.ended.values()), found.capped
+
+    assert await stats(LOOKS) == (3, False)
+    assert (await stats(1))[1]
 
 
 async def test_an_empty_page_hints_at_misspelt_names(shop: Shop) -> None:

@@ -12,7 +12,7 @@ from typing import cast, get_args
 import msgspec
 
 from tenure.console.openapi import text as openapi_text
-from tenure.console.problems import PREFIX, ProblemError, bad_parameter, from_message
+from tenure.console.problems import PREFIX, ProblemError, bad_parameter, from_message, unknown_job
 from tenure.console.redaction import Redactor
 from tenure.console.requests import ConsoleRequest
 from tenure.console.routes import BASE, ApiCall, Payloads, Route, RouteTable
@@ -30,7 +30,6 @@ from tenure.errors import (
 from tenure.http.asgi import Headers, Receive, Scope, Send, answer, refuse_websocket
 from tenure.ops.access import StorageAccess
 from tenure.ops.slow_runs import Slow
-from tenure.ops.workers import UnknownWorkerError
 
 logger = logging.getLogger("tenure.console")
 
@@ -189,11 +188,9 @@ def _problem_of(error: Exception) -> ProblemError:
         case FilterTextError():
             found = bad_parameter("invalid-filter", "filter", message, position=error.position)
         case JobNotFoundError():
-            found = ProblemError("unknown-job", message)
+            found = unknown_job(message)
         case UnknownScheduleError():
             found = from_message("unknown-schedule", message)
-        case UnknownWorkerError():
-            found = from_message("unknown-worker", message)
         case UsageError():
             found = from_message("invalid-parameter", message)
         case StorageUnavailableError() | OSError():

@@ -119,6 +119,12 @@ def bad_parameter(name: ProblemName, parameter: str, message: str, *, position: 
     return from_message(name, message, errors=[ProblemPart(f"/query/{parameter}", message, position)])
 
 
+def unknown_job(why: str) -> ProblemError:
+    """Return the problem for a job that does not exist."""
+    remedy = "look for it in all queues: /api/v1/jobs?filter=id:ID"
+    return ProblemError("unknown-job", why, remedy, errors=[ProblemPart("/path/id", why)])
+
+
 def unknown_name(name: ProblemName, kind: str, value: str, known: Sequence[str]) -> ProblemError:
     """Return the problem for a name in the path that nothing uses, with a suggestion if a known name is similar."""
     end = did_you_mean(value, known) or f"; /api/v1/{kind}s lists all"

@@ -1,16 +1,23 @@
 """The handlers of all reads, with their parameters and answers."""
 
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable, Iterable, Sequence
 from datetime import timedelta
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from msgspec import Struct, structs
 
 from tenure._version import __version__
-from tenure.client.dead_letters import DeadFilter
+from tenure.client.dead_letters import DeadFilter, DeadGroups
 from tenure.client.filters import fault_named
 from tenure.client.schedules import ticks_after
-from tenure.console.problems import ProblemError, ProblemPart, bad_parameter, from_message, unknown_name
+from tenure.console.problems import (
+    ProblemError,
+    ProblemPart,
+    bad_parameter,
+    from_message,
+    unknown_job,
+    unknown_name,
+)
 from tenure.console.records import (
     EVENTS_MOST,
     JOBS_MOST,
@@ -41,7 +48,7 @@ from tenure.console.routes import ApiCall
 from tenure.core.backlog import Backlog, Thresholds
 from tenure.core.check import named
 from tenure.core.document import decode_document
-from tenure.core.duration import Duration, duration, micros
+from tenure.core.duration import Duration, duration, micros, moment
 from tenure.core.events import AnyEvent, EventsTrimmed
 from tenure.core.filter_text import JobConditions, NamePattern, exact_names, parse_filter
 from tenure.core.job import Ref
@@ -74,7 +81,7 @@ from tenure.ops.views import (
     task_rates_view,
     tick_view,
 )
-from tenure.ops.workers import ListedWorker, find_worker, listed_worker, stacks
+from tenure.ops.workers import ListedWorker, UnknownWorkerError, find_worker, listed_worker, stacks
 from tenure.storage.cursors import recorded_within
 from tenure.storage.protocol import QueueSurvey, Survey, WorkerSurvey
 
@@ -155,7 +162,7 @@ async def queue_statistics(call: ApiCall, query: StatsQuery) -> QueueStatsView:
     """Show outcomes, waiting times and durations of the jobs of a queue that ended recently."""
     window = _span(query.window, "window")
     found, now = await _queue(call)
-    return await queue_stats(call.access.storage, found, now=now, window=window, most=STATS_MOST)
+    return await queue_stats(call.access.storage, found, now=now, window=window, most=STATS_MOST, looks=LOOKS)
 
 
 async def tasks(call: ApiCall, query: Struct) -> TasksView:
@@ -267,7 +274,7 @@ async def events(call: ApiCall, query: EventsQuery) -> EventsRead:
     if query.within is not None and query.after is not None:
         raise bad_parameter("invalid-parameter", "within", "within and after contradict each other; give one of them")
     start = _place(query.after) if query.within is None else recorded_within(micros(_span(query.within, "within")))
-    return await _events(call, start, kinds=query.kind, queues=query.queue, limit=query.limit)
+    return await _events(call, start, kinds=query.kind, queues=_names(query.queue, "queue"), limit=query.limit)
 
 
 async def _events(
@@ -324,8 +331,14 @@ async def worker_stacks(call: ApiCall, query: StacksQuery) -> StacksView:
 
 
 async def _worker(call: ApiCall) -> tuple[Survey, WorkerSurvey]:
-    found = await _survey(call)
-    return found, find_worker(found, call.path["worker"])
+    found, name = await _survey(call), call.path["worker"]
+    try:
+        return found, find_worker(found, name)
+    except UnknownWorkerError:
+        raise unknown_name("unknown-worker", "worker", name, sorted(_known(call, found).workers)) from None
+    except UsageError as error:
+        parts = [ProblemPart("/path/worker", str(error))]
+        raise from_message("invalid-parameter", str(error), errors=parts) from error
 
 
 # ── schedules ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -364,7 +377,16 @@ async def _schedule(call: ApiCall) -> tuple[Schedule, int]:
 
 async def dead_groups(call: ApiCall, query: DeadGroupsQuery) -> DeadGroupsView:
     """Group the failed jobs by fault, the largest group first."""
-    return await _dead_groups(call, query)
+    tasks = _names(query.task, "task")
+    span = None if query.within is None else micros(_span(query.within, "within"))
+    found, now = await _dead_groups(call, _names(query.queue, "queue"))
+    groups = [
+        group
+        for group in found.groups
+        if (not tasks or group.task in tasks) and (span is None or group.last >= moment(now - span))
+    ]
+    total = sum(group.count for group in groups) + found.others
+    return dead_groups_view(DeadGroups(tuple(groups), total, found.others))
 
 
 async def dead_group(call: ApiCall, query: Struct) -> DeadGroupView:
@@ -373,26 +395,31 @@ async def dead_group(call: ApiCall, query: Struct) -> DeadGroupView:
         name = fault_named(call.path["fault"], field="fault")
     except UsageError as error:
         raise from_message("unknown-fault", str(error), errors=[ProblemPart("/path/fault", str(error))]) from error
-    found = await _dead_groups(call, DeadGroupsQuery(), fault=name)
-    for group in found.groups:
+    found, _ = await _dead_groups(call)
+    if found.others and all(group.fingerprint != name for group in found.groups):
+        # A rare fault is not listed, and few jobs have it.
+        found, _ = await _dead_groups(call, fault=name)
+    for group in dead_groups_view(found).groups:
         if group.fault == name:
             return group
-    raise ProblemError("unknown-fault", f"no dead letter has the fault {name}", "list them: /api/v1/dead/groups")
+    message = f"no dead letter has the fault {name}; /api/v1/dead/groups lists all"
+    raise from_message("unknown-fault", message, errors=[ProblemPart("/path/fault", message)])
 
 
-async def _dead_groups(call: ApiCall, query: DeadGroupsQuery, fault: str | None = None) -> DeadGroupsView:
-    queues = [named(queue, field="queue") for queue in query.queue if call.user.sees(queue)]
-    if call.narrowed and not query.queue:
-        queues = [queue.queue for queue in (await _survey(call)).queues]
-    if not queues and (call.narrowed or query.queue):
-        return DeadGroupsView(groups=[], total=0, others=0)
-    where = DeadFilter(
-        queues=queues or None,
-        tasks=query.task or None,
-        fingerprint=fault,
-        since=None if query.within is None else _span(query.within, "within"),
-    )
-    return dead_groups_view(await call.access.dead.groups(where))
+async def _dead_groups(
+    call: ApiCall, wanted: Sequence[str] = (), *, fault: str | None = None
+) -> tuple[DeadGroups, int]:
+    """Return the faults of these queues, or of all, and the time of the storage's clock.
+
+    Without a fault the storage answers from its counts, however many jobs have failed.
+    """
+    found = await _survey(call)
+    queues = [queue.queue for queue in found.queues if not wanted or queue.queue in wanted]
+    if not queues:
+        return DeadGroups(), found.now
+    everything = not wanted and not call.narrowed
+    where = DeadFilter(queues=None if everything else queues, fingerprint=fault)
+    return await call.access.dead.groups(where), found.now
 
 
 # ── shared ────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -465,15 +492,28 @@ def _ref(call: ApiCall) -> Ref:
     """Return the job in the path.
 
     Raises:
-        ProblemError: the user may not see its queue; the answer is that of a job that does not exist.
+        ProblemError: a name is invalid, or the user may not see its queue; then the answer is that of a job that does
+            not exist.
     """
-    queue, job_id = named(call.path["queue"], field="queue"), named(call.path["id"], field="id")
+    queue, job_id = (_name(call.path[field], field, "path") for field in ("queue", "id"))
     if not call.user.sees(queue):
-        raise ProblemError(
-            "unknown-job",
-            f"no job {job_id!r} in queue {queue!r}: never enqueued there, deleted, or past its retention",
+        raise unknown_job(
+            f"no job {job_id!r} in queue {queue!r}: never enqueued there, deleted, or past its retention"
         )
     return Ref(queue, job_id)
+
+
+def _name(text: str, field: str, place: Literal["path", "query"]) -> str:
+    """Return the name of a queue, task or job in a request."""
+    try:
+        return named(text, field=field)
+    except UsageError as error:
+        parts = [ProblemPart(f"/{place}/{field}", str(error))]
+        raise from_message("invalid-parameter", str(error), errors=parts) from error
+
+
+def _names(texts: Iterable[str], field: str) -> tuple[str, ...]:
+    return tuple(_name(text, field, "query") for text in texts)
 
 
 def _place(after: str | None) -> str | None:

@@ -77,8 +77,10 @@ class DeadGroupsQuery(Struct, frozen=True, kw_only=True):
     """The parameters of the faults."""
 
     queue: Annotated[tuple[str, ...], Meta(description="Only jobs of these queues.")] = ()
-    task: Annotated[tuple[str, ...], Meta(description="Only jobs of these tasks.")] = ()
-    within: Annotated[str | None, Meta(description="Only jobs that failed within this time before now: `1d`.")] = None
+    task: Annotated[tuple[str, ...], Meta(description="Only faults of these tasks.")] = ()
+    within: Annotated[
+        str | None, Meta(description="Only faults that have occurred within this time before now: `1d`.")
+    ] = None
 
 
 # ── answers ───────────────────────────────────────────────────────────────────────────────────────────────────────────

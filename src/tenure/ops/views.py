@@ -227,7 +227,7 @@ class SpreadView(Struct, frozen=True, kw_only=True):
 class QueueStatsView(QueueView, frozen=True, kw_only=True):
     """A queue in brief, with statistics of recently ended jobs.
 
-    `ended` counts the newest jobs that ended within `window` seconds. `capped`: True if there are more than were read.
+    `ended` counts the newest jobs that ended within `window` seconds. `capped`: True if there may be more than those.
     `waited` and `ran` are the durations of each job's last run.
     """
 

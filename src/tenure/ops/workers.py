@@ -150,9 +150,10 @@ async def stacks(
 async def _active(storage: Storage, owners: Collection[str] | None) -> list[JobRecord]:
     """Return the active jobs of these owners, or of all owners if None."""
     found: list[JobRecord] = []
+    only = next(iter(owners)) if owners is not None and len(owners) == 1 else None
     count, after = 0, None
     while count < MOST:
-        page = await storage.find(Query(states=(State.ACTIVE,), limit=PAGE, after=after))
+        page = await storage.find(Query(states=(State.ACTIVE,), owner=only, limit=PAGE, after=after))
         found += [job for job in page.jobs if owners is None or job.owner in owners]
         count, after = count + len(page.jobs), page.next
         if after is None:
