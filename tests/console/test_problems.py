@@ -16,6 +16,7 @@ from tenure.console.problems import PROBLEMS
 from tenure.console.reads import meta
 from tenure.console.records import MetaView
 from tenure.console.routes import ApiCall, Route, RouteTable
+from tenure.core.suggestion import COMPARED, close_to
 from tenure.ops.access import StorageAccess
 from tenure.options import Timing
 from tenure.storage.memory.storage import MemoryStorage
@@ -164,6 +165,12 @@ async def test_a_path_adds_no_line_to_the_log(caplog: pytest.LogCaptureFixture) 
 
     assert reply.problem == "storage-unavailable"
     assert "\n" not in caplog.records[-1].getMessage()
+
+
+def test_a_name_is_not_compared_with_a_great_number_of_names() -> None:
+    # Each comparison takes time, in which the event loop stands still.
+    assert close_to("mial", ["mail", *map(str, range(COMPARED - 1))]) == ["mail"]
+    assert close_to("mial", ["mail", *map(str, range(COMPARED))]) == []
 
 
 async def test_a_read_only_console_refuses_changes() -> None:

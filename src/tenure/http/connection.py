@@ -4,7 +4,8 @@
         │
         └── time over, or another connection needs its place ──► closed without an answer
 
-So a client that sends nothing, or one byte a second, cannot lock other clients out.
+So a client that sends nothing, or one byte a second, cannot lock other clients out. While a client still receives an
+answer, its time begins again.
 """
 
 import asyncio
@@ -23,6 +24,7 @@ class HTTPConnection(H11Protocol):
     """A connection of uvicorn's server."""
 
     _idle: asyncio.TimerHandle | None = None
+    _unsent = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to wait for a request; close the longest idle connection if there are too many."""
@@ -77,7 +79,15 @@ class HTTPConnection(H11Protocol):
 
     def _rest(self) -> None:
         self._cease()
-        self._idle = self.loop.call_later(PATIENCE, self.give_way)
+        self._unsent = self.transport.get_write_buffer_size()
+        self._idle = self.loop.call_later(PATIENCE, self._end_of_patience)
+
+    def _end_of_patience(self) -> None:
+        """Close, unless the client has received a part of its answer since the wait began."""
+        if self.transport.get_write_buffer_size() < self._unsent:
+            self._rest()
+        else:
+            self.give_way()
 
     def _cease(self) -> None:
         if self._idle is not None:
