@@ -115,9 +115,7 @@ async def test_faults_are_selected_by_task_and_by_their_last_occurrence(shop: Sh
 
 
 @EVERY_STORAGE
-async def test_no_read_looks_at_all_jobs_of_a_state_that_grows(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_no_read_looks_at_all_jobs_of_a_state_that_grows(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     find, asked = shop.app.storage.find, list[Query]()
 
     async def recorded(query: Query) -> Page:

@@ -463,7 +463,12 @@ def _tasks_seen(call: ApiCall, found: Survey) -> set[str]:
         *(name for name, task in (call.access.tasks or {}).items() if sees(task.queue)),
         *(schedule.job.task for schedule in found.schedules if sees(schedule.job.queue)),
         *(unknown.task for queue in found.queues if sees(queue.queue) for unknown in queue.unknown),
-        *(name for worker in found.workers if worker.queues and all(map(sees, worker.queues)) for name in worker.tasks or ()),
+        *(
+            name
+            for worker in found.workers
+            if worker.queues and all(map(sees, worker.queues))
+            for name in worker.tasks or ()
+        ),
     }
 
 
@@ -497,9 +502,7 @@ def _ref(call: ApiCall) -> Ref:
     """
     queue, job_id = (_name(call.path[field], field, "path") for field in ("queue", "id"))
     if not call.user.sees(queue):
-        raise unknown_job(
-            f"no job {job_id!r} in queue {queue!r}: never enqueued there, deleted, or past its retention"
-        )
+        raise unknown_job(f"no job {job_id!r} in queue {queue!r}: never enqueued there, deleted, or past its retention")
     return Ref(queue, job_id)
 
 

@@ -90,7 +90,7 @@ class ConsoleRequest:
             except msgspec.ValidationError as error:
                 why = str(error).replace("`", "")
                 message = f"{name} = {shown(', '.join(texts))} is invalid: {why[0].lower()}{why[1:]}"
-                parts.append(ProblemPart(f"/query/{name}", f"{message}; {name}: {_described(fields[name].type)}"))
+                parts.append(ProblemPart(f"/query/{name}", f"{message}; {_remedy(name, fields[name].type)}"))
         if parts:
             detail, _, remedy = parts[0].message.partition("; ")
             raise ProblemError("invalid-parameter", detail, remedy, errors=parts)
@@ -110,10 +110,14 @@ def _is_list(kind: Any) -> bool:
     return get_origin(getattr(kind, "__origin__", kind)) is tuple or get_origin(kind) is tuple
 
 
-def _described(kind: Any) -> str:
-    """Return the description of a parameter."""
-    metas = (meta for meta in getattr(kind, "__metadata__", ()) if isinstance(meta, msgspec.Meta))
-    return next((meta.description for meta in metas if meta.description), "see /api/v1/openapi.json")
+def _remedy(name: str, kind: Any) -> str:
+    """Return which values a parameter may have: the range of a number, or the description."""
+    metas = [meta for meta in getattr(kind, "__metadata__", ()) if isinstance(meta, msgspec.Meta)]
+    for meta in metas:
+        if meta.ge is not None and meta.le is not None:
+            return f"give a whole number from {meta.ge} to {meta.le}"
+    described = next((meta.description for meta in metas if meta.description), "see /api/v1/openapi.json")
+    return f"{name}: {described}"
 
 
 def _unknown(names: list[str], known: list[str]) -> ProblemError:

@@ -6,7 +6,7 @@ SUGGESTED = 3
 """How many names one message suggests."""
 
 COMPARED = 2_000
-"""Above this number of names nothing is suggested: 10,000 comparisons took 0.4 s, in which an event loop stands still."""
+"""Above this number of names nothing is suggested: 10,000 comparisons block an event loop for 0.4 s."""
 
 
 def close_to(name: str, known: Iterable[str]) -> list[str]:

@@ -26,7 +26,7 @@ LONGEST_HEAD = 16 * 1024
 """The greatest size of a request's head, in bytes."""
 
 SEND_BUFFER = 128 * 1024
-"""The size of a connection's send buffer, in bytes. In a large one it would not show that a slow client still receives."""
+"""The size of a connection's send buffer, in bytes. With a large one, a slow client seems to receive nothing."""
 
 GOODBYE = 1
 """Seconds that running requests get to end when the server stops."""
@@ -73,7 +73,8 @@ class ListenAddress:
             # The text of an OSError repeats the address; but `strerror` does not know the codes of a gaierror.
             why = str(error) if error.errno is None or isinstance(error, socket.gaierror) else os.strerror(error.errno)
             raise UsageError(f"cannot listen on {self}: {why}; choose another address") from error
-        # Connections inherit these options. Without the first one the body waits for the head's acknowledgement, about 40 ms.
+        # Connections inherit these options. Without the first one the body waits for the head's acknowledgement, about
+        # 40 ms.
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
         return listening
