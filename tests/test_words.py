@@ -1,14 +1,11 @@
-"""The words of the code, the tests and the docs are plain: a list of banned words, and counts that may only fall."""
+"""The words of the code, the tests and the docs are plain: a list of banned words, which no file contains."""
 
 import re
-import tomllib
-from collections import Counter
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
-COUNTS = Path(__file__).with_name("words.toml")
 
 PHRASES = (
     *("nobody", "somebody", "anybody", "whoever", "whom", "whatever", "anew", "told"),  # allow word: the list
@@ -53,9 +50,10 @@ PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "Makefile", "pyproject.
 def files() -> list[Path]:
     """Return the files whose words count: code, tests, benchmarks, examples, CI and documentation."""
     found = {path for folder, kinds in FOLDERS.items() for kind in kinds for path in (ROOT / folder).rglob(kind)}
-    # Recorded evidence keeps the words of its time, and this list of counts consists of file names.
-    found = {path for path in found if path.is_file() and path != COUNTS and "__pycache__" not in path.parts}
-    return sorted([*(path for path in found if "evidence" not in path.parts), *(ROOT / name for name in PAGES)])
+    # Recorded evidence keeps the words of its time.
+    left_out = {"evidence", "__pycache__"}
+    found = {path for path in found if path.is_file() and not left_out & set(path.parts)}
+    return sorted([*found, *(ROOT / name for name in PAGES)])
 
 
 def banned_in(text: str) -> list[str]:
@@ -77,18 +75,6 @@ def poor_test_names() -> list[str]:
     return found
 
 
-def counted() -> dict[str, int]:
-    """Return how many banned words each file holds, without the files that hold none."""
-    counts = {str(path.relative_to(ROOT)): len(banned_in(path.read_text())) for path in files()}
-    return {name: count for name, count in counts.items() if count}
-
-
-def written() -> dict[str, int]:
-    """Return the counts on record."""
-    counts: dict[str, int] = tomllib.loads(COUNTS.read_text())
-    return counts
-
-
 @pytest.mark.parametrize(
     "text",
     ["Nobody waits.", "what is\nnone", "class Ward:", "bury_strangers()", "It is told so."],  # allow word: examples
@@ -102,22 +88,13 @@ def test_other_words_are_not(text: str) -> None:
     assert banned_in(text) == []
 
 
-def test_no_file_gains_banned_words() -> None:
-    """Run `python -m tests.test_words` to write lower counts; a higher one is a word to replace."""
-    now, before = counted(), written()
-    risen = {name: (before.get(name, 0), count) for name, count in now.items() if count > before.get(name, 0)}
-    fallen = {name: (count, now.get(name, 0)) for name, count in before.items() if now.get(name, 0) < count}
+def test_no_file_contains_a_banned_word() -> None:
+    """Replace the word, or give the reason for it in its line: `allow word: ...`."""
+    found = {str(path.relative_to(ROOT)): banned_in(path.read_text()) for path in files()}
 
-    assert not risen, "banned words came in; the most frequent: " + ", ".join(
-        f"{name}: {Counter(banned_in((ROOT / name).read_text())).most_common(3)}" for name in risen
-    )
-    assert not fallen, "banned words went; write the counts with `python -m tests.test_words`"
+    assert {name: words for name, words in found.items() if words} == {}
 
 
 def test_no_test_name_is_long_or_contains_a_banned_word() -> None:
     """State behaviour in at most 70 characters, in the words of the field."""
     assert poor_test_names() == []
-
-
-if __name__ == "__main__":
-    COUNTS.write_text("".join(f'"{name}" = {count}\n' for name, count in counted().items()))

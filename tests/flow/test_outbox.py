@@ -1,4 +1,4 @@
-"""A call in a transaction of another database waits in its outbox, and a relay enqueues it once."""
+"""A call in a transaction of another database is stored in its outbox, and a relay enqueues it once."""
 
 import asyncio
 import os
@@ -61,7 +61,7 @@ async def play(begin: Begin, enqueue: Callable[[Transaction, str], Awaitable[obj
 
 
 async def relayed(app: Tenure) -> None:
-    """Relay until nothing waits."""
+    """Relay until no call waits."""
     relay, outbox = Relay(app.runtime()), box(app)
     while await outbox.queues():
         await relay.turn()
@@ -145,7 +145,7 @@ async def test_connections_elsewhere_or_without_a_transaction_are_refused(
         assert await box(app).queues() == []
 
 
-# ── what a call's handle shows ────────────────────────────────────────────────────────────────────────────────────────
+# ── the handle of a call ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.fixture
@@ -188,7 +188,7 @@ async def test_a_result_waits_for_the_relay(redis_url: str, shop: str) -> None:
         assert (await job.info()).job.starts == 1
 
 
-async def test_what_a_call_was_merged_into_is_decided_by_the_relay(redis_url: str, shop: str) -> None:
+async def test_the_relay_decides_into_which_job_a_call_is_merged(redis_url: str, shop: str) -> None:
     app = Tenure(redis_url, outbox=shop)
 
     @app.task(unique="order-{order}")
@@ -202,7 +202,7 @@ async def test_what_a_call_was_merged_into_is_decided_by_the_relay(redis_url: st
             second = await charge.options(tx=tx).enqueue(1)
             allowed = await report.options(tx=tx).enqueue()
             refused = await report.options(tx=tx).enqueue()
-        # It takes the key although it comes later, because the call of the transaction is not relayed yet.
+        # This later call takes the key, because the call of the transaction is not relayed yet.
         first = await charge.enqueue(1)
         await relayed(app)
 
@@ -219,7 +219,7 @@ async def test_what_a_call_was_merged_into_is_decided_by_the_relay(redis_url: st
 
 
 @pytest.mark.parametrize("database", ["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
-async def test_durations_count_from_the_call_on_the_clock_of_its_database(
+async def test_durations_count_from_the_call_by_the_clock_of_its_database(
     redis_url: str, database: str, request: pytest.FixtureRequest, shop: str
 ) -> None:
     url = shop if database == "sqlite" else request.getfixturevalue("postgres_url")
@@ -267,7 +267,7 @@ async def test_calls_of_a_transaction_keep_their_order(redis_url: str, shop: str
 
 @pytest.mark.postgres
 @pytest.mark.parametrize("bad", ["undecodable", "refused"])
-async def test_a_call_of_which_no_job_can_be_made_does_not_block_the_others(
+async def test_a_call_that_cannot_become_a_job_does_not_block_the_others(
     postgres_url: str, shop: str, bad: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     app = Tenure(postgres_url, outbox=shop)
@@ -280,7 +280,7 @@ async def test_a_call_of_which_no_job_can_be_made_does_not_block_the_others(
             first = await charge.options(tx=tx, id="first").enqueue(1)
             poison = await charge.options(tx=tx, id="bad").enqueue(1)
             last = await charge.options(tx=tx, id="last").enqueue(1)
-            # PostgreSQL holds no name with a NUL.
+            # PostgreSQL cannot store a name with a NUL character.
             job = NewJob(queue="default", id="bad", task="charge", payload=b"", fair_key="a\0")
             encoded = b"x" if bad == "undecodable" else msgspec.msgpack.encode(job)
             tx.execute("UPDATE tenure_outbox SET job = ? WHERE id = 'bad'", (b64encode(encoded).decode(),))
@@ -295,7 +295,7 @@ async def test_a_call_of_which_no_job_can_be_made_does_not_block_the_others(
         assert "no job can be made of call" in caplog.text
 
 
-async def test_a_queue_that_takes_nothing_does_not_block_the_others(redis_url: str, shop: str) -> None:
+async def test_a_queue_that_accepts_no_jobs_does_not_block_the_others(redis_url: str, shop: str) -> None:
     app = Tenure(redis_url, outbox=shop)
 
     @app.task(queue="moved")
@@ -322,7 +322,7 @@ async def test_a_queue_that_takes_nothing_does_not_block_the_others(redis_url: s
         assert await kept.state() == "waiting"
 
 
-async def test_a_relay_that_was_overtaken_sends_nothing_again(redis_url: str, shop: str) -> None:
+async def test_a_relay_that_falls_behind_another_sends_no_call_twice(redis_url: str, shop: str) -> None:
     app = Tenure(redis_url, outbox=shop)
 
     @app.task
@@ -343,7 +343,7 @@ async def test_a_relay_that_was_overtaken_sends_nothing_again(redis_url: str, sh
         assert sorted(await ids(app)) == [f"{order}" for order in range(6)]
 
 
-# ── calls that no relay takes ─────────────────────────────────────────────────────────────────────────────────────────
+# ── calls without a relay ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
 async def test_calls_without_a_relay_are_reported(shop: str, caplog: pytest.LogCaptureFixture) -> None:

@@ -1,4 +1,4 @@
-"""A call in a user's transaction is stored by its commit, or not at all."""
+"""A call in a user's transaction is stored by the commit of that transaction, or not at all."""
 
 import asyncio
 import os
@@ -30,7 +30,7 @@ from tests.flow.transactions import KINDS, Begin, Transaction, autocommitting
 OWNER = Owner("00000000000a11ce", "a test")
 
 ROUNDS = 500
-"""Over all kinds of connections more than 10,000 transactions, of which nine in ten are rolled back."""
+"""For all kinds of connections together more than 10,000 transactions; nine in ten are rolled back."""
 
 SYNC = sorted(kind for kind in KINDS if "async" not in kind)
 """The kinds whose connections belong to a thread, not to an event loop."""
@@ -128,7 +128,7 @@ def test_enqueue_sync_does_the_same(kind: str, url: str) -> None:
     assert sorted(asyncio.run(stored())) == sorted(committed)
 
 
-# ── what a call's handle shows ────────────────────────────────────────────────────────────────────────────────────────
+# ── the handle of a call ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.fixture
@@ -207,7 +207,7 @@ async def test_delay_and_ttl_count_from_the_call_not_from_the_commit(
 
 
 @pytest.mark.postgres
-async def test_a_call_that_cannot_be_read_does_not_keep_back_the_others(
+async def test_an_unreadable_call_does_not_block_the_others(
     postgres_url: str, connection: psycopg.AsyncConnection[Any]
 ) -> None:
     app = Tenure(postgres_url)
@@ -251,7 +251,7 @@ async def test_many_calls_are_absorbed_in_their_order(
 async def test_a_move_takes_calls_of_transactions_along(
     postgres_url: str, connection: psycopg.AsyncConnection[Any], tmp_path: Path
 ) -> None:
-    """More of them than one transaction makes jobs of, and those that are committed after the mark."""
+    """It takes more calls than one transaction makes into jobs, and calls committed after the mark."""
     app, target = Tenure(postgres_url), Tenure(f"sqlite:///{tmp_path}/target.db")
 
     @app.task(queue="mail")
@@ -278,7 +278,7 @@ async def test_a_move_takes_calls_of_transactions_along(
 
 
 @pytest.mark.postgres
-async def test_calls_that_came_after_a_move_become_jobs_when_the_jobs_come_back(
+async def test_calls_after_a_move_become_jobs_when_the_queue_is_moved_back(
     postgres_url: str, connection: psycopg.AsyncConnection[Any], tmp_path: Path
 ) -> None:
     app, target = Tenure(postgres_url), Tenure(f"sqlite:///{tmp_path}/target.db")
@@ -300,7 +300,7 @@ async def test_calls_that_came_after_a_move_become_jobs_when_the_jobs_come_back(
 async def test_one_transaction_makes_jobs_of_a_few_megabytes_of_calls(
     postgres_url: str, connection: psycopg.AsyncConnection[Any]
 ) -> None:
-    """All other processes wait for it, and it holds these calls in memory."""
+    """All other processes wait for that transaction, and its calls are in memory."""
     app = Tenure(postgres_url)
 
     @app.task
@@ -423,7 +423,7 @@ async def test_a_user_connection_never_checkpoints_with_an_affected_sqlite(tmp_p
         tx.close()
 
 
-async def test_sending_middleware_surrounds_a_call_of_a_transaction(tmp_path: Path) -> None:
+async def test_sending_middleware_wraps_a_call_in_a_transaction(tmp_path: Path) -> None:
     app = Tenure(f"sqlite:///{tmp_path}/queue.db")
 
     @app.task
@@ -444,7 +444,7 @@ async def test_sending_middleware_surrounds_a_call_of_a_transaction(tmp_path: Pa
 
 @pytest.mark.patient
 @pytest.mark.timeout(240)
-async def test_a_transaction_that_holds_the_file_for_a_minute_stalls_nothing(tmp_path: Path) -> None:
+async def test_a_write_transaction_of_a_minute_stalls_no_job(tmp_path: Path) -> None:
     app = Tenure(f"sqlite:///{tmp_path}/queue.db")
     ran, started = list[int](), asyncio.Event()
 

@@ -16,7 +16,7 @@ from tenure.storage.memory.storage import MemoryStorage
 from tenure.storage.protocol import ClaimRequest, Storage
 from tenure.storage.sqlite.storage import SQLiteStorage
 from tenure.testing import ManualClock
-from tests.storage.worlds import job, owner
+from tests.storage.helpers import job, owner
 
 pytestmark = pytest.mark.thorough
 

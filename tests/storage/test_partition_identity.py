@@ -25,7 +25,7 @@ from tenure.storage.sqlite import SQLiteStorage
 from tenure.testing.clock import ManualClock
 from tenure.worker.partitions import PartitionWatch
 from tests.servers import client_of, command
-from tests.storage.worlds import job, owner
+from tests.storage.helpers import job, owner
 
 WORKER = WorkerInfo(queues=("q",))
 

@@ -24,7 +24,7 @@ from tenure.storage.sql.transaction import Transaction
 from tenure_testing.conformance.helpers import ALICE, BOB, QUEUE, new_job, new_jobs, settled
 from tenure_testing.proxy import Proxy
 from tests.postgres_servers import PostgresServer
-from tests.storage.worlds import child
+from tests.storage.helpers import child
 
 pytestmark = pytest.mark.postgres
 

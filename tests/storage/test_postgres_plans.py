@@ -10,7 +10,7 @@ from tenure.core.lease import Lease
 from tenure.storage.postgres.address import read
 from tenure.storage.postgres.storage import PostgresStorage
 from tenure.storage.protocol import ClaimRequest
-from tests.storage.worlds import job, owner
+from tests.storage.helpers import job, owner
 
 pytestmark = pytest.mark.postgres
 

@@ -11,25 +11,25 @@ from tenure.storage.redis.address import read
 from tenure.storage.redis.script_constants import definition
 from tenure.storage.redis.script_library import Script, verb
 from tenure.storage.redis.storage import RedisStorage
-from tests.storage.twins import LIMITS, STEPS, Twins, too_old_and_too_much
+from tests.storage.model_comparison import LIMITS, STEPS, ModelComparison, check_trimming_by_age_and_count
 
 pytestmark = pytest.mark.redis
 
 LOW = {name: LIMITS[name] for name in ("EXPIRE_LIMIT", "SCAN_LIMIT", "DUE_LIMIT")}
-"""Limits that are reached in the model's order. The others are divided otherwise, so that no script takes long."""
+"""Limits that are reached in the model's order. The scripts divide the others differently, so that none takes long."""
 
 LAST_LIMIT = definition("LOOK_LIMIT, DUE_LIMIT, RUNS_KEPT, LOG_LINES_KEPT, CALLS_KEPT, UNKNOWN_LOOKS, PLACE_LIMIT")
 """The line that defines the last of the scripts' limits."""
 
 A_SWEEP_AFTER_THE_CLOCK_WAS_SET_BACK = 201
-"""A place where jobs were once released before a rate allowed them to start."""
+"""A seed with which jobs were once released before a rate allowed them to start."""
 
 A_CLAIM_THAT_RAN_OUT_OF_TIME = 408
-"""A place where a queue with due jobs was once passed over."""
+"""A seed with which a claim once skipped a queue with due jobs."""
 
 
-def twins_on(url: str, seed: int) -> Twins:
-    return Twins(lambda clock: RedisStorage(read(url), clock=clock), seed, in_turn=True)
+def comparison_on(url: str, seed: int) -> ModelComparison:
+    return ModelComparison(lambda clock: RedisStorage(read(url), clock=clock), seed, in_turn=True)
 
 
 def lower(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,12 +54,12 @@ def lower(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_every_answer_is_that_of_the_model(redis_url: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     if seed in range(1, 8, 2):
         lower(monkeypatch)
-    twins = twins_on(redis_url, seed)
-    await twins.walk(STEPS)
-    await twins.storage.close()
+    comparison = comparison_on(redis_url, seed)
+    await comparison.run(STEPS)
+    await comparison.storage.close()
 
 
 async def test_jobs_over_the_age_and_over_the_count_are_trimmed_together(redis_url: str) -> None:
-    twins = twins_on(redis_url, 0)
-    await too_old_and_too_much(twins)
-    await twins.storage.close()
+    comparison = comparison_on(redis_url, 0)
+    await check_trimming_by_age_and_count(comparison)
+    await comparison.storage.close()

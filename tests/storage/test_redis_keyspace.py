@@ -1,4 +1,4 @@
-"""Redis keeps nothing of deleted jobs: no key is left that no verb would ever read again."""
+"""Redis keeps nothing of deleted jobs: no key stays that no verb will ever read again."""
 
 from collections.abc import Iterator
 
@@ -25,7 +25,7 @@ from tenure.storage.protocol import (
 from tenure.storage.redis.address import read
 from tenure.storage.redis.storage import RedisStorage
 from tests.servers import client_of, command
-from tests.storage.twins import QUEUES, STEPS, TASKS, Twins
+from tests.storage.model_comparison import QUEUES, STEPS, TASKS, ModelComparison
 
 pytestmark = pytest.mark.redis
 
@@ -33,33 +33,33 @@ DAY = 86_400
 
 OF_THE_CELL = {
     "schema": "the layout",
-    "identity": "how a worker tells the partition from another that took its place",
-    "clock": "how far the clock has come, so that it is known when it is set back",
+    "identity": "how a worker tells the partition from one that replaced it",
+    "clock": "the latest time, to detect that the clock was set back",
     "counters": "the numbers of jobs",
-    "leader": "who led last, and when it was swept",
-    "sweep": "where the sweeps go on",
-    "events": "the log: empty, it still knows its last number",
-    "readers": "how far each named reader has come",
-    "settings": "what people have said of queues and tasks",
-    "discarded": "how many jobs of each queue ever expired without a record",
-    "queues": "the queues of which there are jobs, settings, or a count of the discarded",
+    "leader": "the last leader, and the time of the last sweep",
+    "sweep": "the position of the sweeps",
+    "events": "the event log: an empty one still has its last number",
+    "readers": "the position of each named reader",
+    "settings": "the settings of queues and tasks",
+    "discarded": "how many jobs of each queue expired without a record",
+    "queues": "the queues that have jobs, settings, or a count of discarded jobs",
 }
 """The keys that a partition has once, for any content, and the purpose of each."""
 
 MOST = 24
-"""How much each may hold when all jobs are deleted: an entry for each kind of thing, not for each job."""
+"""The maximum size of each when all jobs are deleted: an entry for each kind of content, not for each job."""
 
 
 @pytest.mark.parametrize("seed", range(2))
 async def test_nothing_is_left_of_deleted_jobs(redis_url: str, seed: int) -> None:
-    twins = Twins(lambda clock: RedisStorage(read(redis_url), clock=clock), seed, in_turn=True)
-    await twins.walk(STEPS)
-    # A Cluster that moves a slot redirects a script before it starts, as long as the one key that it names is nowhere.
+    comparison = ModelComparison(lambda clock: RedisStorage(read(redis_url), clock=clock), seed, in_turn=True)
+    await comparison.run(STEPS)
+    # A Cluster that moves a slot redirects a script before it starts only if the one key that it names does not exist.
     assert "" not in dict(keys_of(redis_url))
 
-    await come_to_an_end(twins)
+    await end_everything(comparison)
     left = dict(keys_of(redis_url))
-    await twins.storage.close()
+    await comparison.storage.close()
 
     assert set(left) <= set(OF_THE_CELL)
     assert left.pop("events") == 0
@@ -68,53 +68,53 @@ async def test_nothing_is_left_of_deleted_jobs(redis_url: str, seed: int) -> Non
 
 
 async def test_a_queue_without_settings_is_forgotten_with_its_jobs(redis_url: str) -> None:
-    twins = Twins(lambda clock: RedisStorage(read(redis_url), clock=clock), 0)
+    comparison = ModelComparison(lambda clock: RedisStorage(read(redis_url), clock=clock), 0)
     for _ in range(20):
-        jobs = [structs.replace(twins.new_job(), policy=Policy(), schedule=None) for _ in range(5)]
-        await twins.storage.enqueue(jobs)
-        await twins.storage.exchange(twins.owners[0], (), ClaimRequest(QUEUES, 3))
-        twins.clock.advance(3)
-    await forgotten(twins)
+        jobs = [structs.replace(comparison.new_job(), policy=Policy(), schedule=None) for _ in range(5)]
+        await comparison.storage.enqueue(jobs)
+        await comparison.storage.exchange(comparison.owners[0], (), ClaimRequest(QUEUES, 3))
+        comparison.clock.advance(3)
+    await delete_all(comparison)
     left = dict(keys_of(redis_url))
-    await twins.storage.close()
+    await comparison.storage.close()
 
     assert "queues" not in left
     assert set(left) <= set(OF_THE_CELL)
 
 
-async def come_to_an_end(twins: Twins) -> None:
+async def end_everything(comparison: ModelComparison) -> None:
     """Reset the settings, let the workers leave, and let every job end."""
-    storage = twins.storage
+    storage = comparison.storage
     for task in TASKS:
         await storage.tune(Target("task", task), Settings(paused=False, rate=RateKey(f"task:{task}", 0)))
     for queue in QUEUES:
         await storage.tune(Target("queue", queue), Settings(paused=False, rate=RateKey("queue", 0), record=()))
     await storage.plan([RemoveSchedule(schedule.name) for schedule in (await storage.survey()).schedules])
-    for owner in twins.owners[1:]:
+    for owner in comparison.owners[1:]:
         await storage.renew(RenewRequest(owner, last=True))
-    await forgotten(twins)
+    await delete_all(comparison)
 
 
-async def forgotten(twins: Twins) -> None:
-    """Let time delete what it deletes; delete the unfinished jobs, and some that have ended."""
-    storage = twins.storage
+async def delete_all(comparison: ModelComparison) -> None:
+    """Delete the unfinished jobs and some of the ended ones; retention deletes the others."""
+    storage = comparison.storage
     while jobs := (await storage.find(Query(limit=1000))).jobs:
         unfinished = [job.ref for job in jobs if job.finished is None and job.state is not State.ACTIVE]
         ended = [job.ref for job in jobs if job.finished is not None]
         await storage.revise([DeleteJob(ref) for ref in unfinished + ended[::3]])
-        twins.clock.advance(DAY)
-        await swept(twins)
+        comparison.clock.advance(DAY)
+        await sweep_all(comparison)
     # The log is kept for a week.
-    twins.clock.advance(8 * DAY)
-    await swept(twins)
+    comparison.clock.advance(8 * DAY)
+    await sweep_all(comparison)
 
 
-async def swept(twins: Twins) -> None:
-    """Sweep until there is nothing left to be swept; settle what has stalled."""
-    storage, owner = twins.storage, twins.owners[0]
+async def sweep_all(comparison: ModelComparison) -> None:
+    """Sweep until nothing is left to do, and settle the stalled runs."""
+    storage, owner = comparison.storage, comparison.owners[0]
     while True:
         answer = await storage.sweep(SweepRequest(owner, None))
-        leases = [settlement(stall.lease, Returned(b""), twins.dice) for stall in answer.stalled]
+        leases = [settlement(stall.lease, Returned(b""), comparison.dice) for stall in answer.stalled]
         await storage.exchange(owner, leases, None)
         assert answer.troubles == ()
         if not answer.more and not leases:

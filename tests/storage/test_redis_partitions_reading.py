@@ -12,7 +12,7 @@ from tenure.storage.protocol import EVENTS_END, DeleteJob, EventReader, Query
 from tenure.storage.redis.address import read
 from tenure.storage.redis.storage import RedisStorage
 from tenure.testing import ManualClock
-from tests.storage.worlds import job
+from tests.storage.helpers import job
 
 pytestmark = pytest.mark.cluster
 

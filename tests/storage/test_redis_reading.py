@@ -30,7 +30,7 @@ from tenure.storage.redis.storage import RedisStorage
 from tenure.testing import ManualClock
 from tenure.testing.clock import START
 from tests.servers import client_of, command
-from tests.storage.worlds import job, owner
+from tests.storage.helpers import job, owner
 
 pytestmark = pytest.mark.redis
 

@@ -27,7 +27,7 @@ from tenure.storage.redis.partition import CHANGES_PER_CALL, REVISIONS_PER_CALL
 from tenure.storage.redis.storage import RedisStorage
 from tenure.testing import ManualClock
 from tests.servers import RedisServer
-from tests.storage.worlds import job, owner
+from tests.storage.helpers import job, owner
 
 pytestmark = pytest.mark.redis
 WORKER = owner(name="w")

@@ -28,8 +28,8 @@ from tenure.storage.redis.records import FORM, HEAD, RAN, RUN, FixedFields, Rare
 from tenure.storage.redis.storage import RedisStorage
 from tenure.testing import ManualClock
 from tests.servers import client_of
-from tests.storage.twins import STEPS, Twins
-from tests.storage.unreadable import BAD, GOOD, ME, REAPER, claim_in_a_lane, go_on_beside, job, some_of
+from tests.storage.model_comparison import STEPS, ModelComparison
+from tests.storage.unreadable import BAD, GOOD, ME, REAPER, check_others_continue, claim_in_a_lane, job, some_of
 
 pytestmark = [pytest.mark.redis, pytest.mark.thorough]
 
@@ -43,12 +43,12 @@ IN_RUN = (
 
 
 NOT_UTF8 = "\x01\x02\x03"
-"""Stands for as many bytes that are not UTF-8."""
+"""A placeholder for as many bytes that are not UTF-8."""
 
 
 def cases() -> Iterator[tuple[str, Change]]:
-    """Return what is done to a record, by a name for each."""
-    yield "nothing of it", lambda body: b""
+    """Yield the kinds of damage to a record, each with its name."""
+    yield "no bytes", lambda body: b""
     yield "random bytes", lambda body: bytes(range(256))
     yield "cut off", lambda body: body[:-3]
     for place, name in enumerate(IN_HEAD):
@@ -140,7 +140,7 @@ async def test_garbage_in_a_field_stops_no_neighbour(
     storage: RedisStorage, client: Any, clock: ManualClock, case: str, state: str
 ) -> None:
     for plain in (False, True):
-        bad, failed = await go_on_beside(
+        bad, failed = await check_others_continue(
             storage, clock, state, lambda: damage(storage, client, CASES[case]), plain=plain
         )
 
@@ -160,7 +160,7 @@ async def test_a_damaged_job_whose_run_raises_does_not_run_again(
     storage: RedisStorage, client: Any, clock: ManualClock, field: str
 ) -> None:
     change = partial(_in_fixed, field, "garbage{")
-    bad, failed = await go_on_beside(storage, clock, "raised", lambda: damage(storage, client, change))
+    bad, failed = await check_others_continue(storage, clock, "raised", lambda: damage(storage, client, change))
 
     assert bad is not None
     assert (bad.job.state, bad.job.reason) == (State.FAILED, "undecodable")
@@ -273,13 +273,13 @@ async def test_a_key_of_the_wrong_type_is_named_in_the_error_and_by_doctor(
     assert f"{name!r} is a string, where a {right} must be" in found[0].message
 
 
-async def test_doctor_finds_no_key_of_the_wrong_type_where_all_kinds_of_keys_are(redis_url: str, client: Any) -> None:
-    twins = Twins(lambda clock: RedisStorage(read(redis_url), clock=clock), 1, in_turn=True)
-    await twins.walk(STEPS)
-    found = [finding for finding in await twins.storage.examine() if finding.subject == "keys"]
+async def test_doctor_finds_no_key_of_the_wrong_type_in_a_storage_with_all_kinds(redis_url: str, client: Any) -> None:
+    comparison = ModelComparison(lambda clock: RedisStorage(read(redis_url), clock=clock), 1, in_turn=True)
+    await comparison.run(STEPS)
+    found = [finding for finding in await comparison.storage.examine() if finding.subject == "keys"]
     base = read(redis_url).bases[0]
     kinds = {name.decode().removeprefix(f"{base}:").partition(":")[0] for name in client.scan_iter(f"{base}:*")}
-    await twins.storage.close()
+    await comparison.storage.close()
 
     assert [finding.level for finding in found] == ["ok"]
     assert kinds <= TYPES.keys()

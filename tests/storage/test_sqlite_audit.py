@@ -1,4 +1,4 @@
-"""The audit: counters, slots and gathered calls that their jobs contradict are found."""
+"""The audit finds counters, slots and collected calls that contradict the jobs."""
 
 import sqlite3
 from contextlib import closing
@@ -9,14 +9,14 @@ import pytest
 from tenure.core.job import CollectKey, Key
 from tenure.storage.protocol import Finding
 from tenure.storage.sqlite.storage import SQLiteStorage
-from tests.storage.worlds import job
+from tests.storage.helpers import job
 
 WRONG = {
     "a counter too high": "UPDATE tenure_tally SET jobs = jobs + 1 WHERE state = 'waiting'",
-    "a slot of nobody": "INSERT INTO tenure_slot (queue, key, id) VALUES ('q', 'k', 'nobody')",
-    "a call that is lost": "DELETE FROM tenure_call WHERE id = 'call-1'",
-    "a call of a job that is gone": "INSERT INTO tenure_call (queue, id, job, place) VALUES ('q', 'late', 'gone', 0)",
-    "a job without what it gathered": "UPDATE tenure_job SET gathered = 7 WHERE id = 'call-0'",
+    "a slot of an unknown job": "INSERT INTO tenure_slot (queue, key, id) VALUES ('q', 'k', 'unknown')",
+    "a missing call": "DELETE FROM tenure_call WHERE id = 'call-1'",
+    "a call of a deleted job": "INSERT INTO tenure_call (queue, id, job, place) VALUES ('q', 'late', 'gone', 0)",
+    "a job without its collected calls": "UPDATE tenure_job SET gathered = 7 WHERE id = 'call-0'",
 }
 
 

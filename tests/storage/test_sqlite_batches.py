@@ -1,4 +1,4 @@
-"""What SQLite does with many jobs at once: by a handful of statements, and to each what it would do to it alone."""
+"""Batches of jobs on SQLite: they take few statements, and each job gets the same answer as in a call of its own."""
 
 import asyncio
 import sqlite3
@@ -22,7 +22,7 @@ from tenure.storage.sqlite import SQLiteStorage
 from tenure.storage.sqlite.database import Database
 from tenure.storage.sqlite.locks import Locks, lock_file, quiet
 from tenure.storage.sqlite.transaction import SQLiteTransaction
-from tests.storage.worlds import job, owner
+from tests.storage.helpers import job, owner
 
 ME = owner()
 ORDER = ClaimRequest(("q",), 100)
@@ -74,7 +74,7 @@ def test_a_hundred_plain_jobs_take_no_more_statements_than_one(tmp_path: Path) -
     one, hundred = counted(1), counted(JOBS)
     connection.close()
 
-    # The counters take one for each state, however many jobs there are.
+    # The counters take one statement for each state, for any number of jobs.
     assert one == hundred
     assert sum(hundred) < 20
 
@@ -82,7 +82,7 @@ def test_a_hundred_plain_jobs_take_no_more_statements_than_one(tmp_path: Path) -
 def test_no_statement_exceeds_the_limit_of_sqlite_for_any_size_of_call(tmp_path: Path) -> None:
     path = str(tmp_path / "jobs.db")
     connection = Database(path, Locks(lock_file(path)), durability="fast", auto_migrate=True).writer()
-    # By itself it takes a thousand million bytes, which are a thousand of our largest jobs.
+    # The default is a thousand million bytes, as much as a thousand of our largest jobs.
     connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 2 * INSERT_BYTES)
     tx = SQLiteTransaction(connection)
     each = bytes(INSERT_BYTES // 4)
@@ -96,7 +96,7 @@ def test_no_statement_exceeds_the_limit_of_sqlite_for_any_size_of_call(tmp_path:
     ]
 
 
-async def test_calls_that_wait_together_are_remembered_each_for_itself(tmp_path: Path) -> None:
+async def test_calls_committed_together_get_their_own_receipts(tmp_path: Path) -> None:
     path = tmp_path / "jobs.db"
     storage = SQLiteStorage(path)
     await storage.open()
@@ -119,7 +119,7 @@ async def test_calls_that_wait_together_are_remembered_each_for_itself(tmp_path:
 
 
 @pytest.mark.parametrize("name", ["a\0b", "\0", 'a"b', "\\u0000", "ü☃\U0001f600", ""])
-async def test_a_name_of_any_letters_is_its_own(tmp_path: Path, name: str) -> None:
+async def test_an_id_may_consist_of_any_characters(tmp_path: Path, name: str) -> None:
     storage = SQLiteStorage(tmp_path / "jobs.db")
     await storage.enqueue([job("a"), job(name, headers={name: name}), job("b")])
     leases = (await storage.exchange(ME, (), ORDER)).leases
@@ -136,7 +136,7 @@ async def test_a_name_of_any_letters_is_its_own(tmp_path: Path, name: str) -> No
     assert events == [("q", "a"), ("q", name), ("q", "b")]
 
 
-async def test_bytes_come_back_as_they_were(tmp_path: Path) -> None:
+async def test_payloads_and_results_are_returned_unchanged(tmp_path: Path) -> None:
     storage = SQLiteStorage(tmp_path / "jobs.db")
     parts = [b"", b"\0", b"\xff\0\xfe", b"", bytes(range(256)) * 40, b"[1]"]
     await storage.enqueue([job(f"{n}", payload=part) for n, part in enumerate(parts)])
@@ -160,15 +160,15 @@ async def test_each_of_a_batch_of_settlements_gets_its_own_verdict(tmp_path: Pat
     await storage.enqueue([job("plain"), job("keyed", keys=(Key("k"),)), job("failed"), job("lost"), job("twice")])
     leases = {lease.ref.id: lease for lease in (await storage.exchange(ME, (), ORDER)).leases}
     lost = leases["lost"]
-    stranger = Settlement(lost.ref, lost.fence - 1, done(lost).decision, done(lost).ended)
+    outdated = Settlement(lost.ref, lost.fence - 1, done(lost).decision, done(lost).ended)
     batch = [
         done(leases["plain"]),
-        stranger,
+        outdated,
         done(leases["keyed"]),
         settlement(leases["failed"], Raised(ERROR), Random(1)),
         done(leases["twice"]),
         done(leases["twice"]),
-        Settlement(Ref("q", "nobody"), 1, done(lost).decision, done(lost).ended),
+        Settlement(Ref("q", "unknown"), 1, done(lost).decision, done(lost).ended),
     ]
     verdicts = await settle(storage, batch)
     kept = await storage.get([lease.ref for lease in leases.values()])
@@ -186,7 +186,7 @@ async def test_each_of_a_batch_of_settlements_gets_its_own_verdict(tmp_path: Pat
     assert not [finding for finding in findings if finding.level == "error"]
 
 
-async def test_each_run_of_a_job_is_remembered(tmp_path: Path) -> None:
+async def test_each_run_of_a_job_is_recorded(tmp_path: Path) -> None:
     storage = SQLiteStorage(tmp_path / "jobs.db")
     await storage.enqueue([job("j", policy=Policy(retry=Backoff(max_attempts=5)))])
     for _ in range(3):
@@ -206,7 +206,7 @@ async def test_each_run_of_a_job_is_remembered(tmp_path: Path) -> None:
     assert [run.owner for run in over.runs] == [ME.id] * 4
 
 
-async def test_texts_that_a_list_cannot_hold_are_kept_as_they_are(tmp_path: Path) -> None:
+async def test_texts_with_nul_characters_are_stored_unchanged(tmp_path: Path) -> None:
     storage = SQLiteStorage(tmp_path / "jobs.db")
     await storage.enqueue([job(f"{number}") for number in range(4)])
     leases = (await storage.exchange(ME, (), ORDER)).leases

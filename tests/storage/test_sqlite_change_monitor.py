@@ -1,4 +1,4 @@
-"""What is heard of other processes: whatever they commit is a hint, but to an owner only that it shall stop a run."""
+"""Hints from other processes: each commit wakes the listeners of queues, but an owner only if a run must stop."""
 
 import asyncio
 from pathlib import Path
@@ -12,19 +12,19 @@ from tenure.storage.protocol import CancelJob, ClaimRequest, owner_topic, queue_
 from tenure.storage.sqlite import SQLiteStorage
 from tenure.storage.sqlite.writer import UNCHECKED_BATCHES
 from tenure_testing.conformance.notices import ready
-from tests.storage.worlds import job
+from tests.storage.helpers import job
 
 ANN, BEN = Owner("000000000000000a"), Owner("000000000000000b")
 
 
 async def next_of(listener: Listener) -> None:
-    """Wait for a hint; what comes with it is there then, too."""
+    """Wait for a hint. Other hints of the same commit have arrived then, too."""
     async with asyncio.timeout(30):
         await anext(listener)
 
 
 async def test_a_cancel_by_another_process_wakes_only_the_owner_of_the_run(tmp_path: Path) -> None:
-    # Two storages are two connections, and to each the other is another process.
+    # Two storages have two connections, so each sees the other as another process.
     here, there = SQLiteStorage(tmp_path / "jobs.db"), SQLiteStorage(tmp_path / "jobs.db")
     await here.enqueue([job("1"), job("2"), job("3")])
     leases = (await here.exchange(ANN, (), ClaimRequest(("q",), 3))).leases
@@ -38,7 +38,7 @@ async def test_a_cancel_by_another_process_wakes_only_the_owner_of_the_run(tmp_p
     await next_of(ann)
     assert [await ready(queue), await ready(ben)] == [True, False]
 
-    # What it has been told, by this process or another, it is not told again; nor that there is less of it.
+    # The owner gets no second hint of a cancellation, from this process or another, and none if one is settled.
     await here.revise([CancelJob(Ref("q", "2"))])
     await next_of(ann)
     await here.exchange(ANN, [settlement(leases[0], Returned(b""), Random(1))])
@@ -85,7 +85,7 @@ async def test_a_busy_process_still_notices_changes_of_others(tmp_path: Path) ->
     await there.enqueue([job("1", queue="other")])
     written = 0
     while not heard.done():
-        # Nothing of this is a hint at the other queue, and between two of them there is no time for a look.
+        # These calls give no hint for the other queue, and leave no pause in which the process could check for changes.
         await here.enqueue([job(f"{written}")])
         written += 1
     await heard

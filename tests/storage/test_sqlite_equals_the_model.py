@@ -8,7 +8,13 @@ from tenure.storage.memory import enqueue, event_log, job_indexes, model, schedu
 from tenure.storage.sql import claim, concurrency_keys, exchange, rates, sweep_steps, transaction, unknown_tasks
 from tenure.storage.sql import schedules as sqlite_timetable
 from tenure.storage.sqlite.storage import SQLiteStorage
-from tests.storage.twins import LIMITS, STEPS, Twins, kept, too_old_and_too_much
+from tests.storage.model_comparison import (
+    LIMITS,
+    STEPS,
+    ModelComparison,
+    check_trimming_by_age_and_count,
+    event_retention,
+)
 
 pytestmark = pytest.mark.thorough
 
@@ -27,35 +33,35 @@ MODULES = (
     unknown_tasks,
     sqlite_timetable,
 )
-"""Where constants of the protocol are taken to."""
+"""The modules that import constants of the protocol."""
 
 
 def patch(monkeypatch: pytest.MonkeyPatch, **constants: object) -> None:
-    """Set constants of the protocol wherever the model and SQLite have taken them to."""
+    """Set constants of the protocol in all modules of the model and of SQLite that import them."""
     for name, value in constants.items():
         for module in MODULES:
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, value)
 
 
-def twins_on(path: Path, seed: int) -> Twins:
-    return Twins(lambda clock: SQLiteStorage(path, clock=clock), seed)
+def comparison_on(path: Path, seed: int) -> ModelComparison:
+    return ModelComparison(lambda clock: SQLiteStorage(path, clock=clock), seed)
 
 
-# Before each commit one walk of each kind; `make test` takes them all.
+# `make quick` runs one seed of each kind; `make test` runs all.
 @pytest.mark.parametrize(
     "seed", [pytest.param(seed, marks=[] if seed in (3, 6) else pytest.mark.slow) for seed in range(8)]
 )
 async def test_every_answer_is_that_of_the_model(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    patch(monkeypatch, EVENTS_KEPT=kept(seed))
+    patch(monkeypatch, EVENTS_KEPT=event_retention(seed))
     if seed % 2:
         patch(monkeypatch, **LIMITS)
-    twins = twins_on(tmp_path / "jobs.db", seed)
-    await twins.walk(STEPS)
-    await twins.storage.close()
+    comparison = comparison_on(tmp_path / "jobs.db", seed)
+    await comparison.run(STEPS)
+    await comparison.storage.close()
 
 
 async def test_jobs_over_the_age_and_over_the_count_are_trimmed_together(tmp_path: Path) -> None:
-    twins = twins_on(tmp_path / "jobs.db", 0)
-    await too_old_and_too_much(twins)
-    await twins.storage.close()
+    comparison = comparison_on(tmp_path / "jobs.db", 0)
+    await check_trimming_by_age_and_count(comparison)
+    await comparison.storage.close()

@@ -1,4 +1,4 @@
-"""What order and rates cost on SQLite: nothing where nobody asked for them, and no more with ten thousand tenants."""
+"""The cost of fairness and rates on SQLite: almost nothing for plain jobs, and independent of the number of tenants."""
 
 import sqlite3
 from collections.abc import Callable, Generator, Sequence
@@ -16,7 +16,7 @@ from tenure.storage.sql.transaction import Transaction
 from tenure.storage.sqlite import SQLiteStorage
 from tenure.storage.sqlite.transaction import SQLiteTransaction
 from tenure.testing import ManualClock
-from tests.storage.worlds import job, owner
+from tests.storage.helpers import job, owner
 
 pytestmark = pytest.mark.thorough
 
@@ -24,14 +24,14 @@ ME = owner(name="me")
 
 
 class Bench:
-    """A file that steps are done in one by one, and the statements of each are counted."""
+    """Runs transactions in a file one by one, and counts the statements of each."""
 
     def __init__(self, path: Path, clock: ManualClock) -> None:
         self._connection = sqlite3.connect(path, isolation_level=None)
         self._clock = clock
 
     def statements(self, do: Callable[[Transaction], Any]) -> int:
-        """Return how many statements a step took, and what it leaves behind at its end."""
+        """Return how many statements a transaction took, including those at its end."""
         seen: list[str] = []
         self._connection.execute("BEGIN IMMEDIATE")
         tx = SQLiteTransaction(self._connection)
@@ -81,24 +81,24 @@ async def path(tmp_path: Path, clock: ManualClock) -> Path:
     return tmp_path / "jobs.db"
 
 
-def test_a_plain_line_pays_one_look_a_step_for_those_that_are_fair(path: Path, clock: ManualClock) -> None:
+def test_a_plain_queue_pays_one_statement_a_call_for_fairness(path: Path, clock: ManualClock) -> None:
     with bench(path, clock) as plain:
         one, many = plain.enqueue([job("a")]), plain.enqueue([job(f"b{n}") for n in range(100)])
         first, hundred = plain.claim(1), plain.claim(100)
 
-    # One for all the rows; beside that the look at the line, the settings of the queue, and the counter.
+    # One for all rows; the others read the fair queue and the settings of the queue, and change the counter.
     assert many == one == 4
     assert hundred == first
 
 
-def test_a_fair_line_pays_for_each_tenant_once_a_step(path: Path, clock: ManualClock) -> None:
+def test_a_fair_queue_pays_for_each_tenant_once_a_call(path: Path, clock: ManualClock) -> None:
     with bench(path, clock) as fair:
         fair.enqueue([job("a", fair_key="a")])
         one = fair.enqueue([job("b", fair_key="a")])
         many = fair.enqueue([job(f"c{n}", fair_key="a") for n in range(100)])
         first, hundred = fair.claim(1), fair.claim(100)
 
-    # A row each, and before it takes its turn, whether its id is a job's, or one that a job has taken in.
+    # An INSERT each, and before it two checks whether the id is that of a job or of a collected call.
     assert many - one == 99 * 3
     assert hundred == first
 
@@ -128,7 +128,7 @@ async def test_a_sweep_deletes_tenants_that_the_queue_has_passed(path: Path, clo
     assert left == 1
 
 
-async def test_sweeps_forget_the_lines_that_have_nothing_to_do(
+async def test_sweeps_delete_fair_queues_without_jobs_in_batches(
     path: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sweep_steps, "PASSED_LIMIT", 15)
@@ -146,7 +146,7 @@ async def test_sweeps_forget_the_lines_that_have_nothing_to_do(
     assert kept == [[2, 2, 6], [1, 1, 1], [1, 1, 1]]
 
 
-async def test_a_sweep_forgets_rates_whose_time_has_gone_by(path: Path, clock: ManualClock) -> None:
+async def test_a_sweep_deletes_rates_that_no_longer_limit_a_job(path: Path, clock: ManualClock) -> None:
     storage = SQLiteStorage(path, clock=clock)
     with bench(path, clock) as paced:
         paced.enqueue([job(f"a{n}", rates=(RateKey(f"r{n}", SECOND),)) for n in range(20)])
@@ -160,7 +160,7 @@ async def test_a_sweep_forgets_rates_whose_time_has_gone_by(path: Path, clock: M
     assert (kept, left) == (20, 0)
 
 
-async def test_sweeps_forget_rates_in_batches_also_those_without_waiters(
+async def test_sweeps_delete_rates_in_batches_with_or_without_parked_jobs(
     path: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sweep_steps, "PASSED_LIMIT", 7)
@@ -230,7 +230,7 @@ async def test_a_claim_before_a_rate_opens_writes_nothing(path: Path, clock: Man
     assert [lease.ref.id for lease in opened.leases] == ["a2", "w2"]
 
 
-def test_a_step_that_comes_to_nothing_leaves_the_line_as_it_was(path: Path, clock: ManualClock) -> None:
+def test_a_step_that_is_rolled_back_leaves_the_fair_queue_unchanged(path: Path, clock: ManualClock) -> None:
     with bench(path, clock) as fair:
         fair.enqueue([job(f"a{n}", fair_key="a") for n in range(3)])
 
@@ -246,5 +246,5 @@ def test_a_step_that_comes_to_nothing_leaves_the_line_as_it_was(path: Path, cloc
         scores: list[tuple[int, int]] = []
         fair.statements(lambda tx: scores.append(fails(tx)))
 
-    # A's fourth comes three shares behind B's first, as if the chore had never been.
+    # The fourth job of A comes three shares after the first of B, as if the failed step had not been there.
     assert scores[0][1] - scores[0][0] == 3 * SECOND

@@ -1,4 +1,4 @@
-"""What SQLite storage does to the files it is pointed at: it creates its own and leaves all others alone."""
+"""SQLite storage creates its own file, and changes no file of another program."""
 
 import os
 import sqlite3
@@ -13,16 +13,16 @@ from tenure.storage.sqlite import SQLiteStorage, filesystem_check, health
 from tenure.storage.sqlite.checkpoint import MAX_PAGES, Checkpoints
 from tenure.storage.sqlite.database import SCHEMA, require_version
 from tenure.testing import ManualClock
-from tests.storage.worlds import job, owner
+from tests.storage.helpers import job, owner
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    # The shared memory of a database in use is no content: whoever reads marks its place there.
+    # The shared memory of a database is not content: each reader marks its position there.
     return {path.name: path.read_bytes() for path in folder.iterdir() if not path.name.endswith("-shm")}
 
 
 async def refused(path: Path, *, auto_migrate: bool = True) -> str:
-    """Return the message of the refusal, having seen that it left no trace."""
+    """Return the message of the refusal, and check that no file was changed."""
     before = contents(path.parent)
     storage = SQLiteStorage(path, auto_migrate=auto_migrate)
     with pytest.raises(SchemaMismatchError) as refusal:
@@ -102,7 +102,7 @@ async def test_another_schema_is_refused_untouched(tmp_path: Path, number: int, 
 
 
 @pytest.mark.parametrize("exists", [False, True])
-async def test_without_leave_to_migrate_the_command_is_named(tmp_path: Path, exists: bool) -> None:
+async def test_without_auto_migrate_the_error_names_the_command(tmp_path: Path, exists: bool) -> None:
     path = tmp_path / "jobs.db"
     if exists:
         path.touch()
@@ -110,7 +110,7 @@ async def test_without_leave_to_migrate_the_command_is_named(tmp_path: Path, exi
     assert "tenure migrate" in await refused(path, auto_migrate=False)
 
 
-async def test_a_schema_of_our_version_needs_no_leave_to_migrate(tmp_path: Path) -> None:
+async def test_a_schema_of_our_version_needs_no_migration(tmp_path: Path) -> None:
     path = tmp_path / "jobs.db"
     storage = SQLiteStorage(path)
     await storage.open()
@@ -120,7 +120,7 @@ async def test_a_schema_of_our_version_needs_no_leave_to_migrate(tmp_path: Path)
     await storage.close()
 
 
-async def test_a_place_that_cannot_be_is_refused_with_a_remedy(tmp_path: Path) -> None:
+async def test_an_impossible_path_is_refused_with_a_remedy(tmp_path: Path) -> None:
     for path, item in ((tmp_path / "no" / "jobs.db", "create it first"), (tmp_path, "is a directory")):
         storage = SQLiteStorage(path)
         with pytest.raises(UsageError, match=item):
@@ -154,7 +154,7 @@ def test_the_file_system_of_a_path_is_that_of_its_nearest_mount(path: str, kind:
     assert filesystem_check.file_system(path, MOUNTS) == kind
 
 
-def test_a_file_system_that_may_be_shared_is_doubted() -> None:
+def test_a_file_system_that_may_be_shared_is_detected() -> None:
     assert filesystem_check.is_maybe_shared(filesystem_check.file_system("/host/jobs.db", MOUNTS))
     assert not filesystem_check.is_maybe_shared(filesystem_check.file_system("/var/jobs.db", MOUNTS))
 
@@ -230,7 +230,7 @@ def test_the_doctor_finds_a_write_ahead_log_without_checkpoints(tmp_path: Path) 
     path = tmp_path / "jobs.db"
     few = health.log(str(path))
     with open(f"{path}-wal", "wb") as log:
-        # Without a byte of it on the disk.
+        # A sparse file: it takes no space on the disk.
         log.truncate(300 << 20)
     much = health.log(str(path))
 
@@ -278,7 +278,7 @@ async def test_a_policy_of_a_newer_version_holds_up_no_other_job(tmp_path: Path)
     path = tmp_path / "jobs.db"
     clock = ManualClock()
     storage = SQLiteStorage(path, clock=clock)
-    await storage.enqueue([job("newer"), job("neighbour"), job("held"), job("beside")])
+    await storage.enqueue([job("newer"), job("neighbour"), job("held"), job("other")])
     connection = sqlite3.connect(path)
     connection.execute("""UPDATE tenure_job SET policy = '{"on_worker_lost":"ask"}' WHERE id IN ('newer', 'held')""")
     connection.commit()
@@ -291,11 +291,11 @@ async def test_a_policy_of_a_newer_version_holds_up_no_other_job(tmp_path: Path)
     swept = await storage.sweep(SweepRequest(reaper, term=None))
     await storage.close()
 
-    assert [lease.ref.id for lease in first.leases] == ["newer", "neighbour", "held", "beside"]
-    assert {stalled.lease.ref.id for stalled in swept.stalled} == {"newer", "neighbour", "held", "beside"}
-    # What this version cannot read it does not run again.
+    assert [lease.ref.id for lease in first.leases] == ["newer", "neighbour", "held", "other"]
+    assert {stalled.lease.ref.id for stalled in swept.stalled} == {"newer", "neighbour", "held", "other"}
+    # A job whose policy this version cannot read is not run again.
     lost = {stalled.lease.ref.id: stalled.lease.job.policy.on_worker_lost for stalled in swept.stalled}
-    assert lost == {"newer": "fail", "neighbour": "retry", "held": "fail", "beside": "retry"}
+    assert lost == {"newer": "fail", "neighbour": "retry", "held": "fail", "other": "retry"}
     assert swept.troubles == ()
 
 
@@ -323,7 +323,7 @@ async def test_a_writer_checkpoints_a_long_log_without_a_leader(tmp_path: Path) 
     storage = SQLiteStorage(path)
     await storage.enqueue([job("first")])
     before = path.stat().st_size
-    # A single commit may be as long as many.
+    # A single commit may be as long as many small ones.
     await storage.enqueue([job("large", payload=bytes(MAX_PAGES * 4200))])
     carried_over = path.stat().st_size
     await storage.close()

@@ -1,4 +1,4 @@
-"""The kernel's locks: one writer at a time, and an owner's life that ends with its process."""
+"""The kernel's locks: one writer at a time, and a lock of each owner that ends with its process."""
 
 import asyncio
 import gc
@@ -17,7 +17,7 @@ from tenure.errors import StorageError
 from tenure.storage.protocol import ClaimRequest, RenewRequest, StalledLease, SweepRequest
 from tenure.storage.sqlite import SQLiteStorage, session
 from tenure.storage.sqlite.locks import Locks, lock_file, quiet
-from tests.storage.worlds import child, end, job, order, owner, said, script
+from tests.storage.helpers import child, end, job, next_line, owner, resume, script
 
 pytestmark = pytest.mark.thorough
 
@@ -30,7 +30,7 @@ async def main():
     if len(sys.argv) > 3:
         await storage.sweep(SweepRequest(owner, 3_600_000_000))
     say(len((await storage.exchange(owner, (), ClaimRequest(("q",), 2))).leases))
-    await ordered()
+    await resumed()
 """
 )
 
@@ -55,7 +55,7 @@ def test_two_storages_of_one_process_exclude_each_other(tmp_path: Path) -> None:
     assert order == ["one", "two"]
 
 
-def test_a_life_outlasts_the_closing_of_another_descriptor(tmp_path: Path) -> None:
+def test_an_owner_lock_survives_the_closing_of_another_descriptor(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     mine, theirs = Locks(str(path)), Locks(str(path))
     mine.hold("me")
@@ -72,7 +72,7 @@ def test_a_life_outlasts_the_closing_of_another_descriptor(tmp_path: Path) -> No
     theirs.close()
 
 
-def test_a_life_that_is_guarded_ends_when_its_guard_lets_go_or_ends(tmp_path: Path) -> None:
+def test_a_guarded_owner_is_alive_until_its_guard_releases_it_or_ends(tmp_path: Path) -> None:
     mine, guard, others = (Locks(str(tmp_path / "lock")) for _ in range(3))
     for over in (partial(guard.release, "me"), guard.close):
         mine.hold("me")
@@ -132,7 +132,7 @@ def test_an_owner_of_a_replaced_lock_file_is_alive_until_seen_at_the_new(tmp_pat
     with mover.writing():
         pass
 
-    # Where they hold their lives nobody looks any more.
+    # Their locks are in the old file, which is not checked any more.
     assert mover.alive("comer")
     assert mover.alive("hidden")
 
@@ -145,13 +145,13 @@ def test_an_owner_of_a_replaced_lock_file_is_alive_until_seen_at_the_new(tmp_pat
     hidden.close()
 
     assert not mover.alive("comer")
-    # For that one its lease must do.
+    # The death of this owner is detected by its lease only.
     assert mover.alive("hidden")
 
     mover.close()
 
 
-async def test_a_deleted_lock_file_costs_no_worker_its_jobs(tmp_path: Path) -> None:
+async def test_a_deleted_lock_file_makes_no_worker_lose_its_jobs(tmp_path: Path) -> None:
     path = tmp_path / "jobs.db"
     working, sweeping = SQLiteStorage(path), SQLiteStorage(path)
     worker, reaper = owner(), owner()
@@ -166,12 +166,12 @@ async def test_a_deleted_lock_file_costs_no_worker_its_jobs(tmp_path: Path) -> N
     assert (before.stalled, after.stalled) == ((), ())
 
 
-def test_a_kill_frees_an_owners_life(tmp_path: Path) -> None:
+def test_a_kill_releases_the_lock_of_the_owner(tmp_path: Path) -> None:
     path = tmp_path / "jobs.db"
     by = owner()
     process = child(WORKER, path, by.id)
 
-    assert said(process) == "2"
+    assert next_line(process) == "2"
 
     locks = Locks(f"{path}.lock")
 
@@ -190,7 +190,7 @@ async def test_a_sweep_reclaims_leases_of_a_killed_process_at_once(tmp_path: Pat
     dead, by = owner(), owner()
     process = child(WORKER, path, dead.id, *(["lead"] if leading else []))
 
-    assert said(process) == "2"
+    assert next_line(process) == "2"
 
     end(process)
     storage = SQLiteStorage(path)
@@ -205,16 +205,14 @@ async def test_a_sweep_reclaims_leases_of_a_killed_process_at_once(tmp_path: Pat
     assert [term.owner for term in after.leaders] == [by.id]
 
 
-async def test_a_sweep_leaves_a_killed_worker_to_its_supervisor(
-    tmp_path: Path,
-) -> None:
+async def test_a_sweep_leaves_a_killed_worker_to_its_supervisor(tmp_path: Path) -> None:
     path = tmp_path / "jobs.db"
     dead, by = owner(), owner()
     guard, others = SQLiteStorage(path), SQLiteStorage(path)
     await guard.renew(RenewRequest(dead, guarding=True))
     process = child(WORKER, path, dead.id)
 
-    assert said(process) == "2"
+    assert next_line(process) == "2"
 
     end(process)
     swept = await others.sweep(SweepRequest(owner()))
@@ -230,11 +228,11 @@ async def test_a_sweep_leaves_a_killed_worker_to_its_supervisor(
     assert (died, alive) == ([True], False)
 
 
-async def test_a_sweep_spares_a_process_that_lives(tmp_path: Path) -> None:
+async def test_a_sweep_leaves_the_jobs_of_a_living_process(tmp_path: Path) -> None:
     path = tmp_path / "jobs.db"
     process = child(WORKER, path, owner().id)
 
-    assert said(process) == "2"
+    assert next_line(process) == "2"
 
     storage = SQLiteStorage(path)
     swept = await storage.sweep(SweepRequest(owner()))
@@ -246,7 +244,7 @@ async def test_a_sweep_spares_a_process_that_lives(tmp_path: Path) -> None:
     assert len(survey.workers) == 1
 
 
-async def test_a_second_storage_of_an_owner_takes_over_its_life(tmp_path: Path) -> None:
+async def test_a_second_storage_of_an_owner_takes_over_its_lock(tmp_path: Path) -> None:
     by = owner()
     one, two = SQLiteStorage(tmp_path / "jobs.db"), SQLiteStorage(tmp_path / "jobs.db")
     await one.enqueue([job("a")])
@@ -283,7 +281,7 @@ async def main():
         time.sleep(60)
     await storage.enqueue([NewJob(queue="q", id="after", task="t", payload=b"")])
     say(f"parent {pid}")
-    await ordered()
+    await resumed()
 """
 )
 
@@ -293,7 +291,7 @@ def test_a_forked_child_works_on_its_own_and_keeps_no_lock_of_its_parents(tmp_pa
     path = tmp_path / "jobs.db"
     by = owner()
     process = child(FORKING, path, by.id)
-    words = dict(line.split(" ", 1) for line in (said(process), said(process)))
+    words = dict(line.split(" ", 1) for line in (next_line(process), next_line(process)))
     locks = Locks(f"{path}.lock")
     lived = locks.alive(by.id)
     process.kill()
@@ -310,7 +308,7 @@ def test_a_forked_child_works_on_its_own_and_keeps_no_lock_of_its_parents(tmp_pa
 
 def test_a_fork_that_times_out_leaves_the_gate_to_its_holder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "FORK_PATIENCE", 0.01)
-    # Not connected yet: somebody is just about to, and waits for the writers' turn.
+    # Not connected yet: another thread is about to connect, and waits for the write lock.
     one = session.ThreadConnection("nowhere", lambda: sqlite3.connect(":memory:"))
     inside, over = threading.Event(), threading.Event()
 
@@ -341,7 +339,7 @@ def test_a_fork_that_times_out_leaves_the_gate_to_its_holder(monkeypatch: pytest
     assert not one.gate.locked()
 
 
-def test_a_child_forked_past_a_connection_in_the_making_does_not_use_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_forked_while_a_connection_is_made_does_not_use_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "FORK_PATIENCE", 0.01)
     one = session.ThreadConnection("nowhere", lambda: sqlite3.connect(":memory:"))
     with one.gate:
@@ -359,16 +357,16 @@ async def main():
     (lease,) = (await storage.exchange(owner, (), ClaimRequest(("q",), 1))).leases
     await storage.close()
     say("closed")
-    await ordered()
+    await resumed()
     beat = RenewRequest(owner, (LeaseRenewal(lease.ref, lease.fence),), WorkerInfo(("q",)))
     say(len((await storage.renew(beat)).lost))
-    await ordered()
+    await resumed()
     await storage.renew(RenewRequest(owner, last=True))
     try:
         await storage.survey()
     except Exception as error:
         say(type(error).__name__)
-    await ordered()
+    await resumed()
 """
 )
 
@@ -380,17 +378,17 @@ async def test_closing_under_a_living_owner_does_not_declare_it_dead(tmp_path: P
     storage = SQLiteStorage(path)
     locks = Locks(lock_file(path))
 
-    assert said(process) == "closed"
+    assert next_line(process) == "closed"
 
     swept = await storage.sweep(SweepRequest(owner(), None))
-    order(process)
+    resume(process)
 
-    assert said(process) == "0"
+    assert next_line(process) == "0"
 
-    order(process)
+    resume(process)
 
-    # With its last owner a storage that was closed under it is closed again.
-    assert said(process) == "StorageUnavailableError"
+    # A storage that was closed while it had owners closes again after its last owner.
+    assert next_line(process) == "StorageUnavailableError"
 
     left = not locks.alive(by.id)
     end(process)
@@ -418,7 +416,7 @@ async def test_a_worker_works_on_after_its_app_was_closed(tmp_path: Path) -> Non
         await started.wait()
         await app.close()
         for _ in range(25):
-            # For longer than lease and grace together.
+            # Longer than lease and grace together.
             stalled += (await other.sweep(SweepRequest(by, None, 200_000, 100_000))).stalled
             await asyncio.sleep(0.1)
         go.set()
@@ -468,7 +466,7 @@ atexit.register(ask)
 
 def test_a_call_at_interpreter_exit_raises_an_error_that_names_atexit(tmp_path: Path) -> None:
     process = child(LATE, tmp_path / "jobs.db")
-    lines = [said(process), said(process)]
+    lines = [next_line(process), next_line(process)]
     process.communicate()
 
     assert lines[0].startswith("StorageUnavailableError: ")
@@ -490,7 +488,7 @@ async def main():
     )
     process = child(busy, path)
 
-    assert said(process) == "busy"
+    assert next_line(process) == "busy"
 
     storage = SQLiteStorage(path)
     await storage.open()

@@ -1,6 +1,6 @@
-"""Hypothesis asks the model and SQLite the same, and replays old fences: every answer, record and event is the same.
+"""Hypothesis makes the same calls to the model and SQLite, with old fences too: answers, records and events agree.
 
-`HYPOTHESIS_PROFILE=thorough make test ARGS=tests/storage/test_sqlite_machine.py` looks longer, and elsewhere each time.
+`HYPOTHESIS_PROFILE=thorough make test ARGS=tests/storage/test_sqlite_machine.py` runs longer, with new calls each time.
 """
 
 import os

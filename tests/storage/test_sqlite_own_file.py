@@ -1,4 +1,4 @@
-"""The queue in the user's own SQLite file: its tables come to the user's, and nothing of the user's changes."""
+"""The queue in the user's own SQLite file: Tenure adds its tables, and changes nothing of the user."""
 
 import asyncio
 import sqlite3
@@ -18,8 +18,8 @@ from tenure.storage.connections import recognise
 from tenure.storage.protocol import ClaimRequest, EventReader, SweepRequest
 from tenure.storage.sqlite import SQLiteStorage, database
 from tenure.testing import ManualClock
+from tests.storage.helpers import child, job, owner
 from tests.storage.test_sqlite_files import refused
-from tests.storage.worlds import child, job, owner
 
 USERS = """
     CREATE TABLE job (id INTEGER PRIMARY KEY AUTOINCREMENT, title TEXT);
@@ -40,7 +40,7 @@ USERS = """
     INSERT INTO tally VALUES (1, 17);
     DELETE FROM job WHERE title = 'baker';
 """
-"""Tables, an index, a view and a trigger of a user, with names that Tenure's had without their prefix."""
+"""Tables, an index, a view and a trigger of a user, with the names of Tenure's but without the prefix."""
 
 PRAGMAS = ("application_id", "user_version", "page_size", "auto_vacuum", "encoding")
 
@@ -61,7 +61,7 @@ def users_file(folder: Path, mode: str = "delete") -> Path:
 
 
 def state(path: Path) -> tuple[list[Any], ...]:
-    """Return what belongs to the user in a file: tables with their rows, and the numbers in the header."""
+    """Return the content of the user in a file: tables with their rows, and the numbers in the header."""
     with closing(sqlite3.connect(path)) as connection:
         found = connection.execute(
             "SELECT type, name, tbl_name, sql FROM sqlite_schema WHERE tbl_name NOT LIKE 'tenure!_%' ESCAPE '!'"
@@ -81,14 +81,14 @@ def names(connection: sqlite3.Connection) -> set[str]:
 
 
 def ours(path: Path) -> set[str]:
-    """Return the names of all that is in a file and not the user's."""
+    """Return the names of the tables and indexes in a file that are not the user's."""
     with closing(sqlite3.connect(path)) as connection, closing(sqlite3.connect(":memory:")) as users:
         users.executescript(USERS)
         return names(connection) - names(users)
 
 
 async def work(path: Path) -> None:
-    """Let jobs run in a file, sweep it, and read its events."""
+    """Run jobs in a file, sweep it, and read its events."""
     clock = ManualClock()
     storage = SQLiteStorage(path, clock=clock)
     me = owner()
@@ -107,7 +107,7 @@ async def work(path: Path) -> None:
     assert not [finding for finding in findings if finding.level == "error"]
 
 
-async def test_the_users_rows_and_numbers_stay_as_they_were(path: Path) -> None:
+async def test_the_users_rows_and_header_numbers_are_unchanged(path: Path) -> None:
     before = state(path)
     await work(path)
     new = ours(path)
@@ -123,12 +123,12 @@ async def test_the_users_file_stays_in_wal_mode(path: Path) -> None:
 
     with closing(sqlite3.connect(path)) as connection:
         assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
-        # The user may write on.
+        # The user can still write.
         connection.execute("INSERT INTO job (title) VALUES ('smith')")
         assert connection.execute("SELECT max(id) FROM job").fetchone() == (4,)
 
 
-async def test_the_users_file_needs_leave_to_migrate(path: Path) -> None:
+async def test_the_users_file_is_not_changed_without_auto_migrate(path: Path) -> None:
     refusal = await refused(path, auto_migrate=False)
 
     assert "shop.db has no schema yet" in refusal
@@ -145,7 +145,7 @@ async def test_an_open_file_of_the_user_gets_the_tables(path: Path) -> None:
         assert connection.execute("SELECT count(*) FROM job").fetchone() == (3,)
 
 
-STRANGERS = {
+FOREIGN = {
     "other columns": "CREATE TABLE tenure_meta (owner TEXT, house TEXT); INSERT INTO tenure_meta VALUES ('ann', 'x')",
     "upper case": "CREATE TABLE Tenure_Meta (owner TEXT, house TEXT)",
     "no version": "CREATE TABLE tenure_meta (key TEXT, value TEXT)",
@@ -157,26 +157,26 @@ STRANGERS = {
 }
 
 
-@pytest.mark.parametrize("stranger", STRANGERS)
-async def test_tables_of_others_with_our_names_are_refused_unchanged(path: Path, stranger: str) -> None:
+@pytest.mark.parametrize("foreign", FOREIGN)
+async def test_tables_of_others_with_our_names_are_refused_unchanged(path: Path, foreign: str) -> None:
     with closing(sqlite3.connect(path)) as connection:
-        connection.executescript(STRANGERS[stranger])
+        connection.executescript(FOREIGN[foreign])
     refusal = await refused(path)
 
     assert "belongs to another program" in refusal
-    assert f" {({'another table': 'tenure_job', 'index': 'tenure_job_ready'}).get(stranger, 'tenure_meta')} " in refusal
+    assert f" {({'another table': 'tenure_job', 'index': 'tenure_job_ready'}).get(foreign, 'tenure_meta')} " in refusal
 
 
 async def test_an_open_file_with_a_table_of_our_name_is_refused_unchanged(path: Path) -> None:
     with closing(sqlite3.connect(path)) as connection:
-        connection.executescript(STRANGERS["other columns"])
+        connection.executescript(FOREIGN["other columns"])
 
         assert "belongs to another program" in await refused(path)
 
         connection.execute("INSERT INTO tenure_meta VALUES ('still', 'mine')")
 
 
-async def test_other_tables_that_begin_with_tenure_are_no_trouble(path: Path) -> None:
+async def test_other_tables_that_begin_with_tenure_are_allowed(path: Path) -> None:
     with closing(sqlite3.connect(path)) as connection:
         connection.executescript("CREATE TABLE tenure (years INTEGER); CREATE TABLE tenure_outbox (job TEXT)")
     await work(path)
@@ -207,7 +207,7 @@ def hold(path: Path, how: str) -> sqlite3.Connection:
 
 
 @pytest.mark.parametrize("how", HOLDS)
-async def test_a_file_that_others_use_is_switched_once_they_end(
+async def test_a_file_in_use_is_switched_once_the_other_transactions_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     path = users_file(tmp_path)
@@ -235,7 +235,7 @@ async def test_a_file_that_others_use_is_switched_once_they_end(
 
 
 @pytest.mark.parametrize("how", HOLDS)
-async def test_a_file_that_stays_locked_is_left_as_it_is(
+async def test_a_file_that_stays_locked_is_not_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     path = users_file(tmp_path)
@@ -347,7 +347,7 @@ os._exit(9)
 """
 
 
-async def test_what_a_crashed_program_wrote_half_is_undone_first(tmp_path: Path) -> None:
+async def test_the_half_written_data_of_a_crashed_program_is_rolled_back_first(tmp_path: Path) -> None:
     path = users_file(tmp_path)
     before = state(path)
     process = child(CRASHES, path)
@@ -385,7 +385,7 @@ async def test_a_call_through_another_or_an_attached_file_is_refused(tmp_path: P
     mine.mkdir()
     other.mkdir()
     path, theirs = users_file(mine), users_file(other)
-    # Both files have a queue of their own.
+    # Both files have their own queue.
     for place in (path, theirs):
         await work(place)
     storage = SQLiteStorage(path)

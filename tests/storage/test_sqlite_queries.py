@@ -1,4 +1,4 @@
-"""The queries: each verb's work is found by an index, however many jobs there are."""
+"""The queries: each verb finds its rows by an index, for any number of jobs."""
 
 import re
 import sqlite3
@@ -38,19 +38,19 @@ MAY_SCAN = {
     ("survey", "counts"): "the counters of queues that have jobs",
     ("survey", "schedules"): "lists all schedules",
     ("survey", "workers"): "lists all workers",
-    ("sweep", "holders"): "all active jobs: each owner's lock is looked at",
+    ("sweep", "holders"): "all active jobs: each owner's lock is checked",
     ("sweep", "workers"): "the workers of the last ten minutes",
     ("sweep", "delete_workers"): "the workers of the last ten minutes",
     ("sweep", "delete_commands"): "the workers of the last ten minutes",
     ("sweep", "delete_tags"): "the fair queues that have jobs, up to the limit",
-    ("sweep", "idle_fair_queues"): "the fair queues; those without jobs are forgotten, up to the limit",
+    ("sweep", "idle_fair_queues"): "the fair queues; those without jobs are deleted, up to the limit",
     ("sweep", "lengths"): "one entry for each length, by LIMIT 1",
-    ("sweep", "invalid_state"): "the damaged jobs, of which there are none, up to the limit",
+    ("sweep", "invalid_state"): "the damaged jobs, usually none, up to the limit",
     ("tally", "recount"): "doctor's audit",
     ("tally", "recount_calls"): "doctor's audit",
     ("tally", "recount_keys"): "doctor's audit",
 }
-"""The statements that walk a table, a whole index or all jobs of a queue, each with what bounds the walk."""
+"""The statements that scan a table, a whole index or all jobs of a queue, each with the bound of the scan."""
 
 
 def named() -> Iterator[tuple[str, str, str]]:
@@ -68,7 +68,7 @@ def schema() -> Iterator[sqlite3.Connection]:
 
 
 PAST = 40
-"""How many queues had a job once. A walk over their counters takes some instructions for each of them."""
+"""How many queues had a job once. A scan of their counters takes some instructions for each of them."""
 
 
 async def instructions_of_a_sweep(path: Path, *, past: int, kept: bool) -> int:
@@ -107,11 +107,11 @@ QUERIES = [case for case in named() if case[0] != "session"]
 JOBS_OF_A_QUEUE = re.compile(r"sqlite_autoindex_tenure_job_1 \(queue=\?\)")
 
 
-def walks(connection: sqlite3.Connection, statement: str) -> list[str]:
-    """Return the steps of a statement that walk a table, a whole index, or all jobs of a queue."""
+def scans(connection: sqlite3.Connection, statement: str) -> list[str]:
+    """Return the steps of a statement that scan a table, a whole index, or all jobs of a queue."""
     values = dict.fromkeys(re.findall(r":(\w+)", statement))
     plan = [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {statement}", values)]
-    # Parameters that are lists, and tables that the statement itself makes, are as long as the call asks for.
+    # Parameters that are lists, and tables that the statement itself creates, are as long as the call requires.
     made = {"CONSTANT", *re.findall(r"\bRECURSIVE (\w+)", statement), *re.findall(r"\) AS (\w+)", statement)}
     return [
         step
@@ -124,13 +124,13 @@ def walks(connection: sqlite3.Connection, statement: str) -> list[str]:
 
 @pytest.mark.fault("W-B2", "W-N15", "W-P11")
 @pytest.mark.parametrize(("verb", "name", "statement"), QUERIES)
-def test_no_query_walks_a_table_or_an_index(schema: sqlite3.Connection, verb: str, name: str, statement: str) -> None:
-    assert (verb, name) in MAY_SCAN or walks(schema, statement) == []
+def test_no_query_scans_a_table_or_an_index(schema: sqlite3.Connection, verb: str, name: str, statement: str) -> None:
+    assert (verb, name) in MAY_SCAN or scans(schema, statement) == []
 
 
 @pytest.mark.parametrize("rows", [1, 5])
 @pytest.mark.parametrize("partial", [True, False])
-def test_an_analysis_of_a_small_queue_makes_no_query_walk(rows: int, partial: bool) -> None:
+def test_an_analysis_of_a_small_queue_makes_no_query_scan(rows: int, partial: bool) -> None:
     """A user may run ANALYZE while there are few jobs, and the figures stay when there are many."""
     with closing(sqlite3.connect(":memory:")) as connection:
         connection.executescript(database.schema())
@@ -150,9 +150,9 @@ def test_an_analysis_of_a_small_queue_makes_no_query_walk(rows: int, partial: bo
                 name = table if "autoindex" in index and has_no_rowid(connection, table) else index
                 connection.execute("INSERT INTO sqlite_stat1 VALUES (?, ?, ?)", (table, name, figures))
         connection.execute("ANALYZE sqlite_schema")
-        walking = {(verb, name): found for verb, name, text in QUERIES if (found := walks(connection, text))}
+        scanning = {(verb, name): found for verb, name, text in QUERIES if (found := scans(connection, text))}
 
-    assert {query: steps for query, steps in walking.items() if query not in MAY_SCAN} == {}
+    assert {query: steps for query, steps in scanning.items() if query not in MAY_SCAN} == {}
 
 
 def has_no_rowid(connection: sqlite3.Connection, table: str) -> bool:
@@ -179,7 +179,7 @@ def test_a_query_uses_only_tables_of_tenure(schema: sqlite3.Connection, verb: st
     schema.set_authorizer(note)
     schema.execute(f"EXPLAIN {statement}", dict.fromkeys(re.findall(r":(\w+)", statement)))
     schema.set_authorizer(None)
-    # Tables that the statement itself makes.
+    # Tables that the statement itself creates.
     made = {"", "json_each", *re.findall(r"\) AS (\w+)", statement)}
 
     assert {table for table in used - made if not table.startswith("tenure_")} <= {"sqlite_sequence"}, (verb, name)
@@ -191,6 +191,6 @@ def test_a_file_without_names_is_one_statement() -> None:
     assert list(whole) == ["schema"]
 
 
-def test_every_statement_file_begins_with_its_promise() -> None:
+def test_every_statement_file_begins_with_a_comment() -> None:
     for file in files(PACKAGE).joinpath("sql").iterdir():
         assert file.read_text(encoding="utf-8").startswith("-- "), file.name

@@ -1,4 +1,4 @@
-"""What a claim over many queues costs on SQLite: as many statements as a claim over few."""
+"""A claim over many queues takes as many statements on SQLite as a claim over few."""
 
 import sqlite3
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from tenure.storage.sqlite.transaction import SQLiteTransaction
 from tenure.testing import ManualClock
 from tenure_testing.conformance.helpers import QUEUE
 from tenure_testing.conformance.unknown_tasks import park_under_many
-from tests.storage.worlds import job, owner
+from tests.storage.helpers import job, owner
 
 pytestmark = pytest.mark.thorough
 

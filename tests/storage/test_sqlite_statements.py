@@ -19,7 +19,7 @@ from tenure.storage.sqlite.database import Database
 from tenure.storage.sqlite.locks import Locks, lock_file
 from tenure.storage.sqlite.statements import STATEMENTS, positional
 from tenure.storage.sqlite.transaction import SQLiteTransaction
-from tests.storage.worlds import job, owner
+from tests.storage.helpers import job, owner
 
 T = TypeVar("T")
 

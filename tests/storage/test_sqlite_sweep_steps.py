@@ -1,4 +1,4 @@
-"""One chore of the sweep that fails keeps none of the others from being done."""
+"""If one chore of the sweep fails, all others are still done."""
 
 import sqlite3
 from pathlib import Path
@@ -28,7 +28,7 @@ POISON = {
 
 
 def poison(path: Path, chore: str) -> None:
-    """Make one chore fail, as a record that offends a constraint would."""
+    """Make one chore fail, as a record that violates a constraint would."""
     connection = sqlite3.connect(path)
     connection.execute(f"CREATE TRIGGER poison BEFORE {POISON[chore]} BEGIN SELECT RAISE(ABORT, 'poisoned'); END")
     connection.commit()
@@ -46,7 +46,7 @@ async def test_a_failing_chore_leaves_the_others_alone(tmp_path: Path, chore: st
     await enqueue(storage, new_job("later", delay=SECOND))
     poison(tmp_path / "queue.db", chore)
     troubles: list[str] = []
-    # The lease runs out, then its grace, which is two beats since no process has swept for a while.
+    # The lease expires, then its grace, which is two beats because no process has swept for a while.
     for seconds in (21, 11):
         clock.advance(seconds)
         troubles += (await storage.sweep(SweepRequest(BOB, term=None))).troubles
@@ -63,7 +63,7 @@ async def test_a_failing_chore_leaves_the_others_alone(tmp_path: Path, chore: st
 
 
 @pytest.mark.parametrize("chore", [None, *POISON])
-async def test_a_turn_does_all_but_the_chore_that_fails(tmp_path: Path, chore: str | None) -> None:
+async def test_a_sweep_does_all_chores_except_the_one_that_fails(tmp_path: Path, chore: str | None) -> None:
     clock = ManualClock()
     storage = SQLiteStorage(tmp_path / "queue.db", clock=clock)
     again = Policy(retry=Backoff(max_attempts=1), redrive=Redriving(3600 * SECOND))
@@ -71,10 +71,10 @@ async def test_a_turn_does_all_but_the_chore_that_fails(tmp_path: Path, chore: s
     silent, completes, fails = await claim(storage)
     await settle(storage, ALICE, completes)
     await settle(storage, ALICE, fails, RAISED)
-    # Its grace is over at the second turn, when "stalls" is the next to be suspected.
+    # The grace of "silent" is over at the second sweep, which makes "stalls" a suspect.
     clock.advance(21)
     await storage.sweep(SweepRequest(BOB, term=None))
-    # A task that goes on lets in so many of its jobs at once, and the sweep sees to the last one.
+    # A task that is resumed releases PROMOTE_LIMIT of its jobs at once; the sweep releases the last one.
     halted = Target("task", "halted")
     await storage.tune(halted, Settings(paused=True))
     await enqueue(storage, *(new_job(f"halted-{number}", task="halted") for number in range(PROMOTE_LIMIT + 1)))
@@ -95,7 +95,7 @@ async def test_a_turn_does_all_but_the_chore_that_fails(tmp_path: Path, chore: s
     assert not [finding for finding in findings if finding.level == "error"]
 
 
-async def test_the_reaper_says_so(tmp_path: Path) -> None:
+async def test_the_reaper_reports_a_failed_chore(tmp_path: Path) -> None:
     clock = ManualClock()
     storage = SQLiteStorage(tmp_path / "queue.db", clock=clock)
     await storage.open()
@@ -103,9 +103,9 @@ async def test_the_reaper_says_so(tmp_path: Path) -> None:
     poison(tmp_path / "queue.db", "promoted")
     clock.advance(2)
     reaper = Reaper(Tenure(storage=storage, clock=clock), election=None)
-    heard: list[ReaperFailed] = []
-    reaper.on(ReaperFailed)(heard.append)
+    reported: list[ReaperFailed] = []
+    reaper.on(ReaperFailed)(reported.append)
     await reaper.turn()
     await storage.close()
 
-    assert ["poisoned" in event.error for event in heard] == [True]
+    assert ["poisoned" in event.error for event in reported] == [True]

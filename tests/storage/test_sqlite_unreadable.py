@@ -1,4 +1,4 @@
-"""Garbage in any column of a job's row on SQLite: the job is set aside, and everything beside it goes on."""
+"""Garbage in any column of a job's row on SQLite: the job is set aside, and all other jobs continue."""
 
 import shutil
 import sqlite3
@@ -18,7 +18,7 @@ from tenure.storage.protocol import ClaimRequest, Query, Settings, SweepRequest,
 from tenure.storage.sqlite import SQLiteStorage
 from tenure.storage.sqlite.database import schema
 from tenure.testing import ManualClock
-from tests.storage.unreadable import BAD, GOOD, ME, REAPER, SECOND, claim_in_a_lane, go_on_beside, some_of
+from tests.storage.unreadable import BAD, GOOD, ME, REAPER, SECOND, check_others_continue, claim_in_a_lane, some_of
 
 pytestmark = pytest.mark.thorough
 
@@ -39,14 +39,14 @@ GARBAGE: dict[str, list[object]] = {
     "ANY": ["garbage{", "[]", b"\xff\x00", float("inf"), 2**63 - 1],
 }
 DEEP = '{"unknown":' + "[" * 50_000
-"""Nested too deeply to be read, in a field that a newer version may have added."""
+"""JSON that is nested too deeply to be read, in a field that a newer version may have added."""
 CASES: dict[str, tuple[str, object]] = {
     **{f"{name} {str(value)[:6]}": (name, value) for name, kind in columns() for value in GARBAGE[kind]},
     **{f"{name} deep": (name, DEEP) for name in ("merge", "policy", "error", "progress")},
     **{f"{name} deep": (name, f"[{DEEP}") for name in ("keys", "rates")},
 }
 EMPTIED = ("owner", "heard_at", "lease_until", "started")
-"""Columns that may be empty, but not of an active job."""
+"""Columns that may be NULL, except in an active job."""
 STRUCTURED = ("headers", "tags", "keys", "rates", "merge", "pinned", "policy", "error")
 
 
@@ -65,7 +65,7 @@ async def storage(clock: ManualClock, tmp_path: Path, empty_database: Path) -> A
 
 
 async def damage(storage: SQLiteStorage, column: str, value: object, *, id_: str = "bad") -> None:
-    """Put a value into a column of a job, as another program may."""
+    """Write a value into a column of a job, as another program could."""
     connection = sqlite3.connect(storage.path)
     cast = "CAST(? AS TEXT)" if isinstance(value, bytes) and dict(columns())[column] == "TEXT" else "?"
     changed = connection.execute(f"UPDATE tenure_job SET {column} = {cast} WHERE id = ?", (value, id_)).rowcount
@@ -79,7 +79,7 @@ async def test_garbage_in_a_column_stops_no_neighbour(
     storage: SQLiteStorage, clock: ManualClock, case: str, state: str
 ) -> None:
     column, value = CASES[case]
-    bad, failed = await go_on_beside(storage, clock, state, lambda: damage(storage, column, value))
+    bad, failed = await check_others_continue(storage, clock, state, lambda: damage(storage, column, value))
 
     assert bad is None or bad.job.state in TERMINAL
     if column in STRUCTURED and state in ("waiting", "delayed"):
@@ -94,7 +94,7 @@ async def test_garbage_in_a_column_stops_no_neighbour(
 async def test_a_damaged_job_whose_run_raises_does_not_run_again(
     storage: SQLiteStorage, clock: ManualClock, column: str
 ) -> None:
-    bad, failed = await go_on_beside(storage, clock, "raised", lambda: damage(storage, column, "garbage{"))
+    bad, failed = await check_others_continue(storage, clock, "raised", lambda: damage(storage, column, "garbage{"))
 
     assert bad is not None
     assert (bad.job.state, bad.job.reason) == (State.FAILED, "undecodable")
@@ -228,7 +228,7 @@ async def test_the_repair_of_an_ended_job_leaves_the_limit_of_its_key(
 async def test_an_active_job_with_a_missing_field_does_not_block_others(
     storage: SQLiteStorage, clock: ManualClock, state: str, column: str
 ) -> None:
-    bad, _ = await go_on_beside(storage, clock, state, lambda: damage(storage, column, None))
+    bad, _ = await check_others_continue(storage, clock, state, lambda: damage(storage, column, None))
 
     assert bad is not None
     assert bad.job.state in TERMINAL
@@ -248,9 +248,9 @@ async def test_a_damaged_job_whose_claim_was_lost_is_claimed_once_more_at_most(
 async def test_garbage_in_a_plain_jobs_row_stops_no_neighbour(
     storage: SQLiteStorage, clock: ManualClock, state: str, column: str
 ) -> None:
-    for value in GARBAGE[dict(columns())[column]][-1:]:
-        bad, failed = await go_on_beside(storage, clock, state, lambda: damage(storage, column, value), plain=True)  # noqa: B023
+    value = GARBAGE[dict(columns())[column]][-1]
+    bad, failed = await check_others_continue(storage, clock, state, lambda: damage(storage, column, value), plain=True)
 
-        assert bad is not None
-        assert bad.job.reason == "undecodable"
-        assert [event.id for event in failed] == ["bad"]
+    assert bad is not None
+    assert bad.job.reason == "undecodable"
+    assert [event.id for event in failed] == ["bad"]

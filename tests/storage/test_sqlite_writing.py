@@ -1,4 +1,4 @@
-"""The writer's thread: what waits together is committed together, and no trouble of one is another's."""
+"""The writer's thread: it commits waiting calls together, and a call that fails does not affect the others."""
 
 import asyncio
 import sqlite3
@@ -20,13 +20,13 @@ from tenure.errors import StorageFullError
 from tenure.storage.protocol import ClaimRequest, EventReader, RenewRequest, SweepRequest
 from tenure.storage.sqlite import SQLiteStorage
 from tenure.storage.sqlite.locks import lock_file, quiet
-from tests.storage.worlds import child, end, job, owner, said, script
+from tests.storage.helpers import child, end, job, next_line, owner, script
 
 pytestmark = pytest.mark.thorough
 
 
 class Onlooker:
-    """A connection of its own, which sees how often others have committed."""
+    """A separate connection, which sees whether others have committed."""
 
     def __init__(self, path: Path) -> None:
         self._connection = sqlite3.connect(path, isolation_level=None)
@@ -116,7 +116,7 @@ async def test_nothing_to_do_writes_nothing(tmp_path: Path) -> None:
 
 
 def settlement_of_nothing() -> Settlement:
-    return Settlement(Ref("q", "nobody"), 1, PutBack(charge="releases"), RunEnd("released"))
+    return Settlement(Ref("q", "unknown"), 1, PutBack(charge="releases"), RunEnd("released"))
 
 
 Ts = TypeVarTuple("Ts")
@@ -156,7 +156,7 @@ def test_a_call_of_one_loop_succeeds_while_another_loop_ends_its_watch(tmp_path:
     loops: list[HeldLoop] = []
 
     def observe() -> None:
-        # The main thread's call looks at the other loops: their watches end at this very moment.
+        # The call of the main thread checks the other loops: their watches end at this moment.
         observed.set()
         for loop in loops:
             loop.ran.wait(2)
@@ -243,7 +243,7 @@ async def main():
     await storage.open()
     say("ready")
     for n in range(20):
-        await ordered()
+        await resumed()
         await storage.enqueue([NewJob(queue="q", id=f"{n}", task="t", payload=b"")])
         say(time.monotonic_ns())
 """
@@ -257,7 +257,7 @@ async def test_a_job_of_another_process_is_noticed_within_50_milliseconds(tmp_pa
     process = child(WAKER, path)
     loop = asyncio.get_running_loop()
 
-    assert await loop.run_in_executor(None, said, process) == "ready"
+    assert await loop.run_in_executor(None, next_line, process) == "ready"
 
     notices = storage.notices(["queue:q"])
     delays: list[float] = []
@@ -271,12 +271,12 @@ async def test_a_job_of_another_process_is_noticed_within_50_milliseconds(tmp_pa
             woken = time.monotonic_ns()
             if (await storage.exchange(owner(), (), ClaimRequest(("q",), 1))).leases:
                 break
-        delays.append((woken - int(await loop.run_in_executor(None, said, process))) / 1e9)
+        delays.append((woken - int(await loop.run_in_executor(None, next_line, process))) / 1e9)
     notices.close()
     await storage.close()
     end(process)
 
-    # The bound is generous for the sake of busy machines; usually it is a tenth of that.
+    # The bounds allow for busy machines; the usual delays are a tenth of them.
     assert sorted(delays)[10] < 0.06, delays
     assert max(delays) < 0.5, delays
 
@@ -292,7 +292,7 @@ async def test_a_waiting_process_hardly_uses_the_processor(tmp_path: Path) -> No
     notices.close()
     await storage.close()
 
-    # A fiftieth of a core as a rule; who looks without a rest takes all of it, also on a slow machine.
+    # Usually a fiftieth of a core. Polling without a pause would take a whole core, also on a slow machine.
     assert used < 0.2
 
 
@@ -367,7 +367,7 @@ async def test_kills_in_the_middle_of_writing_leave_a_sound_file(tmp_path: Path)
         process = child(CHURN, path, f"{turn:016x}")
         reached = -1
         for _ in range(3 + 7 * turn):
-            reached = int(said(process))
+            reached = int(next_line(process))
         process.kill()
         rest, _ = process.communicate()
         acknowledged += 5 * (1 + max([reached, *map(int, rest.split())]))

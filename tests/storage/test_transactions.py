@@ -234,7 +234,7 @@ async def test_a_run_that_lost_its_job_rolls_back(place: Place) -> None:
         job = await charge.enqueue()
         await entered.wait()
         record = await record_of(job)
-        # Another process finds this one dead, and takes its jobs.
+        # Another process declares this one dead, and reclaims its jobs.
         other = Tenure(place.url)
         taken = await other.storage.reclaim(record.owner or "", app.runtime().owner("reaper"))
         assert [stalled.lease.ref for stalled in taken.stalled] == [job.ref]
@@ -242,7 +242,7 @@ async def test_a_run_that_lost_its_job_rolls_back(place: Place) -> None:
         while not errors:  # noqa: ASYNC110 - the handler runs meanwhile
             await asyncio.sleep(0.01)
         await other.storage.close()
-    # A beat between the two tells the worker first, and it cancels the run.
+    # If a beat comes in between, the worker learns of it first, and cancels the run.
     assert errors in ([LeaseLostError], [asyncio.CancelledError])
     assert place.rows == []
 
@@ -447,7 +447,7 @@ async def test_a_cancellation_in_the_block_rolls_back(place: Place, plain: bool)
         async with current_job().transaction() as tx:
             await write(place, tx)
             entered.set()
-            # On SQLite nobody can write a cancellation down while the block is open.
+            # On SQLite no other connection can record a cancellation while the block is open.
             if place.kind == "sqlite":
                 raise Cancel("enough")
             await asyncio.sleep(60)
@@ -565,7 +565,7 @@ async def test_a_run_that_is_cancelled_while_it_commits_is_completed(
     async with working(app):
         job = await (in_thread if plain else on_loop).enqueue()
         await asyncio.to_thread(pause.committed.wait, 60)
-        # Its time is over meanwhile.
+        # Meanwhile the time limit of the run passes.
         await asyncio.sleep(1.5)
         pause.go_on.set()
         await job.result(timeout=30)
@@ -586,7 +586,7 @@ async def test_a_beat_that_meets_the_commit_does_not_stop_the_run(
     async def charge() -> None:
         async with current_job().transaction() as tx:
             await write(place, tx)
-        # Longer than the lease: the run is settled, so nobody renews it.
+        # Longer than the lease: the run is settled, so the worker does not renew it.
         await asyncio.sleep(3)
         after.append("went on")
 

@@ -1,4 +1,4 @@
-"""What must go on beside a job whose record is damaged: every verb, the neighbours, and the sweeps, on any storage."""
+"""Checks that a damaged job record stops no verb, no other job and no sweep, on any storage."""
 
 from collections.abc import Awaitable, Callable, Iterable
 from random import Random
@@ -28,8 +28,8 @@ from tenure.testing import ManualClock
 
 BAD, GOOD = Ref("q", "bad"), Ref("q", "good")
 STATES = ("waiting", "again", "delayed", "active", "raised", "lost", "completed")
-"""`again`: it waits for its second run. `active`: its run is settled. `raised`: its run is settled with an exception.
-`lost`: its worker is silent."""
+"""The states of the job when it is damaged. `again`: it waits for its second run. `active`: its run is settled
+afterwards. `raised`: its run is settled with an exception. `lost`: its worker sends nothing more."""
 SECOND = 1_000_000
 
 ME = Owner("00000000000000aa", "me", "here", 1)
@@ -39,7 +39,7 @@ Damage = Callable[[], Awaitable[None]]
 
 
 def job(ref: Ref, *, delay: int = 0, plain: bool = False) -> NewJob:
-    """Return a job that has much about it, or nothing."""
+    """Return a job with many options, or a plain one."""
     common: dict[str, Any] = {"queue": ref.queue, "id": ref.id, "task": "t", "payload": b"[]", "delay": delay}
     if plain:
         return NewJob(**common)
@@ -64,14 +64,14 @@ def some_of(cases: Iterable[str]) -> list[tuple[str, str]]:
     ]
 
 
-async def go_on_beside(
+async def check_others_continue(
     storage: Storage, clock: ManualClock, state: str, damage: Damage, *, plain: bool = False
 ) -> tuple[JobDetail | None, list[JobFailed]]:
-    """Damage one of two jobs in a state and have everything done; return what is left of it, and the failures."""
-    held = await _brought_to(storage, state, plain=plain)
+    """Damage one of two jobs in this state, call every verb, and return the damaged job and the failure events."""
+    held = await _create_in_state(storage, state, plain=plain)
     await damage()
 
-    await _look(storage)
+    await _read_all(storage)
     if state == "lost":
         held = {}
     elif held:
@@ -83,11 +83,11 @@ async def go_on_beside(
         held = await _claimed(storage)
         assert (GOOD in held) == (state != "completed")
     await _settle(storage, held, raised=BAD if state == "raised" else None)
-    await _look(storage)
+    await _read_all(storage)
 
     clock.advance(600)
     await _sweep(storage, clock)
-    await _look(storage)
+    await _read_all(storage)
 
     good, bad = await storage.get([GOOD, BAD])
     assert good is not None
@@ -100,9 +100,9 @@ async def go_on_beside(
 
 
 async def claim_in_a_lane(storage: Storage, clock: ManualClock, damage: Damage, *, plain: bool = False) -> None:
-    """Damage one of two jobs whose claim was not answered, and go on in that lane.
+    """Damage one of two jobs whose claim was not answered, and make more claims in the same lane.
 
-    The storage hands back what it gave out by such a claim. It must not do so again and again.
+    The storage hands back the jobs of such a claim. It must do so only once.
     """
     await storage.enqueue([job(BAD, plain=plain), job(GOOD, plain=plain)])
     await storage.exchange(ME, (), ClaimRequest(("q",), 10, Lane(0, 1, 0)))
@@ -122,7 +122,7 @@ async def claim_in_a_lane(storage: Storage, clock: ManualClock, damage: Damage, 
     assert not held
     assert given.count(BAD) <= 1
     assert given.count(GOOD) == 1
-    # Whose fence or owner cannot be read is not known to be of that claim: its lease runs out.
+    # A job with an unreadable fence or owner cannot be assigned to that claim: its lease expires.
     clock.advance(600)
     await _sweep(storage, clock)
     good, bad = await storage.get([GOOD, BAD])
@@ -131,8 +131,8 @@ async def claim_in_a_lane(storage: Storage, clock: ManualClock, damage: Damage, 
     assert bad is None or bad.job.state in TERMINAL
 
 
-async def _brought_to(storage: Storage, state: str, *, plain: bool) -> dict[Ref, Lease]:
-    """Make two jobs and bring them to a state; return what is held then."""
+async def _create_in_state(storage: Storage, state: str, *, plain: bool) -> dict[Ref, Lease]:
+    """Create two jobs in this state; return the leases that are held then."""
     delay = 10 * SECOND if state == "delayed" else 0
     await storage.enqueue([job(BAD, delay=delay, plain=plain), job(GOOD, delay=delay, plain=plain)])
     if state in ("waiting", "delayed"):
@@ -149,7 +149,7 @@ async def _brought_to(storage: Storage, state: str, *, plain: bool) -> dict[Ref,
 
 
 async def _sweep(storage: Storage, clock: ManualClock) -> None:
-    """Sweep four times, and run what can be claimed after each."""
+    """Sweep four times, and run all claimable jobs after each sweep."""
     for _ in range(4):
         swept = await storage.sweep(SweepRequest(REAPER, term=None))
         assert swept.troubles == ()
@@ -164,7 +164,7 @@ async def _claimed(storage: Storage) -> dict[Ref, Lease]:
 
 
 def _ended(held: dict[Ref, Lease], raised: Ref | None = None) -> list[Settlement]:
-    """Return how runs end, as a worker says it: what is unreadable never ran."""
+    """Return the settlements that a worker would send: an unreadable job never runs."""
 
     def outcome(lease: Lease) -> Outcome:
         if lease.job.unreadable is not None:
@@ -180,8 +180,8 @@ async def _settle(storage: Storage, held: dict[Ref, Lease], raised: Ref | None =
     assert verdicts.get(GOOD, "done") == "done"
 
 
-async def _look(storage: Storage) -> None:
-    """Ask all that can be asked without changing anything."""
+async def _read_all(storage: Storage) -> None:
+    """Call all verbs that only read."""
     await storage.get([BAD, GOOD])
     page = await storage.find(Query(queues=("q",)))
     assert GOOD in [found.ref for found in page.jobs]

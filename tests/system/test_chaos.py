@@ -11,7 +11,7 @@ from tenure.storage.urls import locate
 from tenure_testing.chaos.postgres_storage import ChaosPostgres
 from tenure_testing.chaos.run import Act, play
 from tests.servers import Brand
-from tests.storage.worlds import job
+from tests.storage.helpers import job
 
 pytestmark = [
     pytest.mark.system,

@@ -1,4 +1,4 @@
-"""A schema is raised while workers run: made-up next versions of Tenure, and workers of this one."""
+"""The schema is migrated while workers run: workers of this version, and an invented next version of Tenure."""
 
 import json
 import shutil
@@ -36,16 +36,16 @@ ALTER TABLE worker ADD COLUMN colour text NOT NULL DEFAULT 'grey';
 CREATE TABLE colour (name text PRIMARY KEY);
 CREATE INDEX worker_colour ON worker (colour);
 """
-"""A step that running processes need not know."""
+"""A migration that is compatible with running processes."""
 
 CONTRACT = "ALTER FUNCTION has_ended(text, text) RENAME TO ended_before;\n"
-"""A step after which the programs of before cannot enqueue."""
+"""A migration after which programs of the previous version cannot enqueue."""
 
 SLOW = f"-- oldest: {SCHEMA}\nCREATE TABLE colour (name text PRIMARY KEY);\nSELECT pg_sleep({{seconds}});\n"
 
 
 class NextVersion:
-    """A copy of the package with one more migration: its commands, and its workers."""
+    """A copy of the package with one more migration, with its commands and workers."""
 
     def __init__(self, folder: Path, fleet: WorkerFleet, migration: str) -> None:
         package = folder / "next" / "tenure"
@@ -68,7 +68,7 @@ class NextVersion:
         )
 
     def status(self) -> dict[str, Any]:
-        """Return what `tenure migrate status` finds."""
+        """Return the answer of `tenure migrate status`."""
         done = self.fleet.run("migrate", "status", "-o", "json")
         assert done.returncode == 0, done.stderr
         found: dict[str, Any] = json.loads(done.stdout)
@@ -111,7 +111,7 @@ async def ready(fleet: WorkerFleet, count: int) -> None:
     await fleet.until(there, within=40)
 
 
-async def test_workers_go_on_while_a_compatible_schema_is_raised_under_load(
+async def test_workers_continue_during_a_compatible_migration_under_load(
     fleet: WorkerFleet, next_version: Callable[[str], NextVersion]
 ) -> None:
     new = next_version(EXPAND)
@@ -130,7 +130,7 @@ async def test_workers_go_on_while_a_compatible_schema_is_raised_under_load(
         return await fleet.count(State.COMPLETED) == len(refs)
 
     await fleet.until(over, within=90)
-    # A worker of before also starts on the newer schema.
+    # A worker of the old version can also start on the newer schema.
     late = fleet.alone()
     await ready(fleet, 4)
     runs = by_job(fleet.lines())
@@ -148,7 +148,7 @@ async def test_workers_go_on_while_a_compatible_schema_is_raised_under_load(
     assert {(job.starts, job.failures, job.stalls) for job in records} == {(1, 0, 0)}
 
 
-async def test_an_incompatible_schema_is_refused_until_old_workers_have_drained(
+async def test_an_incompatible_migration_is_refused_until_old_workers_drained(
     fleet: WorkerFleet, next_version: Callable[[str], NextVersion]
 ) -> None:
     new = next_version(CONTRACT)
@@ -193,7 +193,7 @@ async def test_an_incompatible_schema_is_refused_until_old_workers_have_drained(
     assert f"to schema {NEXT}" in out
     assert ended == 0
     assert "SchemaMismatchError: the schema is about to be raised" in fleet.log()
-    # The worker ended its jobs, and took no other.
+    # The old worker ended its jobs, and started no other.
     assert {rows[ref.id] for ref in (*held, *waiting)} == {"(0,0)"}
     runs = by_job(fleet.lines())
     assert {line.pid for ref in held for line in runs[ref.id] if line.what in ("start", "end")} == {worker}
@@ -229,7 +229,7 @@ async def test_a_drain_that_takes_too_long_changes_nothing(
     assert {detail.job.starts for detail in await fleet.details([*held, *again])} == {1}
 
 
-async def test_a_worker_under_which_an_incompatible_schema_was_raised_stops(fleet: WorkerFleet) -> None:
+async def test_a_worker_stops_after_an_incompatible_migration(fleet: WorkerFleet) -> None:
     worker = fleet.alone()
     await ready(fleet, 1)
     fleet.enqueue("nap", 60)
@@ -269,7 +269,7 @@ async def test_each_call_of_an_outdated_process_is_refused_and_writes_nothing(po
     assert ask(postgres_url, rows) == before
 
 
-def test_two_migrations_at_once_take_turns(
+def test_two_migrations_at_once_run_one_after_the_other(
     fleet: WorkerFleet, next_version: Callable[[str], NextVersion], postgres_url: str
 ) -> None:
     assert fleet.run("migrate", "up").returncode == 0
@@ -281,25 +281,25 @@ def test_two_migrations_at_once_take_turns(
     assert meta(postgres_url)["schema_version"] == str(NEXT)
 
 
-def test_a_killed_migration_leaves_nothing_half_done(
+def test_a_killed_migration_changes_nothing(
     fleet: WorkerFleet, next_version: Callable[[str], NextVersion], postgres_url: str
 ) -> None:
     assert fleet.run("migrate", "up").returncode == 0
     new = next_version(SLOW.format(seconds=20))
     with new.migrate("up") as up:
         asleep = "SELECT 1 FROM pg_stat_activity WHERE wait_event = 'PgSleep' AND application_name = 'tenure'"
-        until(lambda: bool(ask(postgres_url, asleep)) or up.poll() is not None, "the migration to be in its middle")
+        until(lambda: bool(ask(postgres_url, asleep)) or up.poll() is not None, "the migration to reach its middle")
         up.send_signal(signal.SIGKILL)
         up.communicate(timeout=10)
     half = ask(postgres_url, "SELECT to_regclass('colour')"), meta(postgres_url)["schema_version"]
-    # The server finds out that the process is gone, and the others go on at once.
+    # The server detects that the process has ended, so other processes can continue at once.
     listed = fleet.run("migrate", "status", "-o", "json")
     assert half == ([(None,)], str(SCHEMA))
     assert json.loads(listed.stdout)["schema"] == SCHEMA
     assert ask(postgres_url, asleep) == []
 
 
-def test_the_printed_script_makes_what_up_makes(
+def test_the_printed_script_creates_the_same_schema_as_up(
     fleet: WorkerFleet, next_version: Callable[[str], NextVersion], postgres_urls: Callable[[], str], tmp_path: Path
 ) -> None:
     new = next_version(EXPAND)
@@ -337,7 +337,7 @@ def test_the_printed_script_makes_what_up_makes(
     assert meta(by_psql)["schema_version"] == str(NEXT)
 
 
-def test_a_migration_waits_for_readers_only_for_a_moment_at_a_time(
+def test_a_migration_waits_for_readers_only_briefly_each_time(
     fleet: WorkerFleet, next_version: Callable[[str], NextVersion], postgres_url: str
 ) -> None:
     assert fleet.run("migrate", "up").returncode == 0

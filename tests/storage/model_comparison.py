@@ -1,4 +1,4 @@
-"""The same random calls to a model and to a storage, with one clock: every answer is the same."""
+"""Compares a storage with the model: both get the same random calls and one clock, and must give the same answers."""
 
 import asyncio
 from collections import Counter
@@ -75,7 +75,7 @@ from tenure.storage.protocol import (
     WorkerInfo,
 )
 from tenure.testing import ManualClock
-from tests.storage.worlds import job, owner
+from tests.storage.helpers import job, owner
 
 QUEUES = ("a", "b", "ü:/.", "seldom")
 UNUSED = ("unused", "unused too", "c")
@@ -86,10 +86,10 @@ INTERVALS = (0, 1, SECOND // 2, SECOND, 3 * SECOND)
 STEPS = 400
 
 
-class Twins:
+class ModelComparison:
     """A model and a storage that get the same calls.
 
-    `in_turn`: concurrent calls need not be done in the order they were made in, so none are.
+    `in_turn`: make one call at a time, because the storage may execute concurrent calls in any order.
     """
 
     def __init__(self, make: Callable[[ManualClock], Storage], seed: int, *, in_turn: bool = False) -> None:
@@ -126,7 +126,18 @@ class Twins:
             + ["sweep"] * 4
             + ["revise"] * 3
             + ["plan"] * 2
-            + ["crowd", "crowd", "tune", "tune", "reclaim", "resign", "read_events", "wait", "wait", "wait"]
+            + [
+                "concurrent_calls",
+                "concurrent_calls",
+                "tune",
+                "tune",
+                "reclaim",
+                "resign",
+                "read_events",
+                "wait",
+                "wait",
+                "wait",
+            ]
         )
         await getattr(self, verb)()
 
@@ -228,37 +239,37 @@ class Twins:
         order = None
         if dice.random() < 0.8:
             order = ClaimRequest(
-                _spread(dice.sample(QUEUES, dice.randrange(1, 5))), dice.choice((0, 1, 3, 10)), tasks=self.known()
+                _with_unused(dice.sample(QUEUES, dice.randrange(1, 5))), dice.choice((0, 1, 3, 10)), tasks=self.known()
             )
         answer = await self.ask("exchange", by, settled, order)
         self.leases = [lease for lease in self.leases if dice.random() < 0.3 or lease not in chosen]
         self.leases += answer.leases
 
-    async def crowd(self) -> None:
-        """Make several calls at once: a storage may do them in one transaction, or in two."""
+    async def concurrent_calls(self) -> None:
+        """Make several calls at once. The storage may execute them in one transaction, or in several."""
         dice = self.dice
-        asked: list[tuple[str, tuple[Any, ...]]] = []
+        made: list[tuple[str, tuple[Any, ...]]] = []
         for _ in range(dice.randrange(2, 6) if self.leases else 0):
             if dice.random() < 0.5:
-                asked.append(("enqueue", ([self.new_job() for _ in range(dice.randrange(1, 4))],)))
+                made.append(("enqueue", ([self.new_job() for _ in range(dice.randrange(1, 4))],)))
             else:
-                # With nothing to settle it might be answered before the others.
+                # A claim without a settlement might be answered before the other calls.
                 lease = dice.choice(self.leases)
                 by = next(by for by in self.owners if by.id == lease.job.owner)
-                order = ClaimRequest(_spread(dice.sample(QUEUES, 3)), dice.choice((1, 3, 10)), tasks=self.known())
-                asked.append(("exchange", (by, [settlement(lease, self.outcome(), dice, took=dice.random())], order)))
-        expected = [getattr(self.model, verb)(*args) for verb, args in asked]
-        calls = [getattr(self.storage, verb)(*args) for verb, args in asked]
+                order = ClaimRequest(_with_unused(dice.sample(QUEUES, 3)), dice.choice((1, 3, 10)), tasks=self.known())
+                made.append(("exchange", (by, [settlement(lease, self.outcome(), dice, took=dice.random())], order)))
+        expected = [getattr(self.model, verb)(*args) for verb, args in made]
+        calls = [getattr(self.storage, verb)(*args) for verb, args in made]
         answers = [await call for call in calls] if self.in_turn else await asyncio.gather(*calls)
 
         assert answers == expected
 
         self.leases += [
-            lease for (verb, _), met in zip(asked, expected, strict=True) if verb == "exchange" for lease in met.leases
+            lease for (verb, _), met in zip(made, expected, strict=True) if verb == "exchange" for lease in met.leases
         ]
 
     def known(self) -> dict[str, int] | None:
-        """What the caller of a claim knows; every task's payload is of version 3."""
+        """Return the tasks that the caller of a claim knows. Each task has payloads of version 3."""
         return self.others.choice((None, {}, {"t": 3}, {"t": 2, "u": 3}, {"t": 4, "u": 3, "paused:t": 3}))
 
     def outcome(self) -> Outcome:
@@ -490,8 +501,8 @@ class Twins:
         assert answer.jobs == expected.jobs
         assert (answer.next is None) == (expected.next is None)
 
-    async def walk(self, steps: int) -> None:
-        """Take this many steps, compare after each, and compare everything at the end."""
+    async def run(self, steps: int) -> None:
+        """Make this many random calls, compare some reads after each, and compare everything at the end."""
         for queue in QUEUES:
             first = Settings(retention=RetentionRules(*(self.keep() for _ in range(4))), record=get_args(OnRequest))
             await self.ask("tune", Target("queue", queue), first, "me")
@@ -501,15 +512,15 @@ class Twins:
         whole = [Ref(queue, f"j{n}") for queue in QUEUES for n in range(self.made + 1)]
         await self.ask("get", whole)
         await self.ask("events", None, 100_000, None, None)
-        walked: list[JobRecord] = []
+        found: list[JobRecord] = []
         page = await self.storage.find(Query(limit=7))
         while page.next is not None:
-            walked += page.jobs
+            found += page.jobs
             page = await self.storage.find(Query(limit=7, after=page.next))
-        walked += page.jobs
+        found += page.jobs
         findings = await self.storage.examine()
 
-        assert tuple(walked) == self.model.find(Query(limit=100_000)).jobs
+        assert tuple(found) == self.model.find(Query(limit=100_000)).jobs
         assert not [finding for finding in findings if finding.level == "error"]
 
 
@@ -523,32 +534,34 @@ LIMITS = {
     "DUE_LIMIT": 1,
     "PASSED_LIMIT": 1,
 }
-"""Limits so low that they are reached all the time."""
+"""Limits that are so low that nearly every call reaches them."""
 
 
-def _spread(queues: Sequence[str]) -> tuple[str, ...]:
-    """Return these queues among others that are never used, where a claim must find nothing."""
+def _with_unused(queues: Sequence[str]) -> tuple[str, ...]:
+    """Return these queues, each after some that have no jobs, in which a claim must find nothing."""
     return tuple(name for queue in queues for name in (*UNUSED, queue))
 
 
-def kept(seed: int) -> KeepRule:
-    """Return for how long events are kept with a seed."""
+def event_retention(seed: int) -> KeepRule:
+    """Return the retention of events for a seed."""
     return Random(seed).choice(
         (KeepRule(7 * 86_400 * SECOND, 100_000), KeepRule(30 * SECOND, 200), KeepRule(3600 * SECOND, 90))
     )
 
 
-async def too_old_and_too_much(twins: Twins) -> None:
-    """Check that jobs over the age and jobs over the count are trimmed together."""
-    await twins.ask("tune", Target("queue", "q"), Settings(retention=RetentionRules(KeepRule(9 * SECOND, 1))), None)
+async def check_trimming_by_age_and_count(comparison: ModelComparison) -> None:
+    """Check that a sweep deletes both the jobs over the maximum age and those over the maximum count."""
+    await comparison.ask(
+        "tune", Target("queue", "q"), Settings(retention=RetentionRules(KeepRule(9 * SECOND, 1))), None
+    )
     for names in (("1",), ("2", "10", "3")):
-        twins.clock.advance(10)
-        await twins.ask("enqueue", [job(name) for name in names])
-        leases = (await twins.ask("exchange", twins.owners[0], [], ClaimRequest(("q",), 10))).leases
-        settled = [settlement(lease, Returned(b""), twins.dice) for lease in leases]
-        await twins.ask("exchange", twins.owners[0], settled, None)
-    swept = await twins.ask("sweep", SweepRequest(twins.owners[0], None))
-    left = await twins.ask("find", Query())
+        comparison.clock.advance(10)
+        await comparison.ask("enqueue", [job(name) for name in names])
+        leases = (await comparison.ask("exchange", comparison.owners[0], [], ClaimRequest(("q",), 10))).leases
+        settled = [settlement(lease, Returned(b""), comparison.dice) for lease in leases]
+        await comparison.ask("exchange", comparison.owners[0], settled, None)
+    swept = await comparison.ask("sweep", SweepRequest(comparison.owners[0], None))
+    left = await comparison.ask("find", Query())
 
     assert swept.did["trimmed"] == 3
     assert [record.id for record in left.jobs] == ["3"]

@@ -1,4 +1,4 @@
-"""Eight threads, each with a storage and connections of its own, on one file: no clock is held, only invariants are."""
+"""Eight threads on one file, each with its own storage and the real clock: the invariants must hold."""
 
 import sqlite3
 from contextlib import closing
@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from tenure.storage.sqlite.storage import SQLiteStorage
-from tests.storage.crowd import work
+from tests.storage.concurrent_threads import run_threads
 
 
 @pytest.mark.slow
 @pytest.mark.statement(76, 77, 78)
-def test_eight_threads_on_one_file_break_no_promise(tmp_path: Path) -> None:
+def test_eight_threads_on_one_file_keep_the_invariants(tmp_path: Path) -> None:
     path = tmp_path / "jobs.db"
-    work(lambda: SQLiteStorage(path, durability="fast"))
+    run_threads(lambda: SQLiteStorage(path, durability="fast"))
 
     with closing(sqlite3.connect(path)) as connection:
         for table in ("slot", "key"):

@@ -1,4 +1,4 @@
-"""Eight threads, each with its own storage, on the same jobs: the clocks are real, and the invariants must hold."""
+"""Runs eight threads on the same jobs, each with its own storage and the real clock, and checks the invariants."""
 
 import asyncio
 import threading
@@ -27,7 +27,7 @@ from tenure.storage.protocol import (
     SweepRequest,
     Target,
 )
-from tests.storage.worlds import job, owner
+from tests.storage.helpers import job, owner
 
 THREADS = 8
 TURNS = 150
@@ -59,23 +59,23 @@ class Ledger:
         self.settled: Counter[tuple[Ref, int]] = Counter()
         self.dead: list[str] = []
 
-    def won(self, leases: tuple[Lease, ...]) -> None:
-        """Record leases as soon as they are answered; a slot is surely held from here."""
+    def add_leases(self, leases: tuple[Lease, ...]) -> None:
+        """Record leases after their claim was answered: from here on their slots are held for certain."""
         with self.lock:
             for lease in leases:
                 self.fences[lease.ref].append(lease.fence)
                 self.holding.update(key.name for key in lease.job.keys)
             self.most |= self.holding
 
-    def leaves(self, leases: list[Lease]) -> None:
-        """Remove leases just before they are settled or abandoned; a slot is surely held up to here."""
+    def remove_leases(self, leases: list[Lease]) -> None:
+        """Remove leases before they are settled or abandoned: up to here their slots are held for certain."""
         with self.lock:
             for lease in leases:
                 self.holding.subtract(key.name for key in lease.job.keys)
 
 
-class Hand:
-    """One thread: a storage, an owner, a random generator, and what it holds."""
+class WorkerThread:
+    """One thread: its storage, owner, random generator, and leases."""
 
     def __init__(self, make: Callable[[], Storage], number: int, ledger: Ledger) -> None:
         self.number = number
@@ -132,13 +132,13 @@ class Hand:
                 await asyncio.sleep(dice.random() / 50)
 
     async def settle(self, leases: list[Lease], order: ClaimRequest | None = None) -> None:
-        """Settle leases, and some of old a second time."""
+        """Settle leases, and some earlier ones a second time."""
         again = self.dice.sample(self.spent, min(len(self.spent), 2))
         sent = [settlement(lease, self.dice.choice(OUTCOMES), self.dice) for lease in (*leases, *again)]
         self.held = [run for run in self.held if run not in leases]
-        self.ledger.leaves(leases)
+        self.ledger.remove_leases(leases)
         answer = await self.storage.exchange(self.owner, sent, order)
-        self.ledger.won(answer.leases)
+        self.ledger.add_leases(answer.leases)
         with self.ledger.lock:
             for verdict in answer.verdicts:
                 self.ledger.settled[verdict.ref, verdict.fence] += verdict.verdict == "done"
@@ -148,8 +148,8 @@ class Hand:
         self.held += answer.leases
 
     async def die(self) -> None:
-        """Continue as another owner, and take what a dead owner held, possibly its own earlier one."""
-        self.ledger.leaves(self.held)
+        """Continue as a new owner, and reclaim the jobs of a dead owner, possibly of its own earlier one."""
+        self.ledger.remove_leases(self.held)
         self.spent += self.held
         self.held = []
         with self.ledger.lock:
@@ -159,7 +159,7 @@ class Hand:
         await self.recover((await self.storage.reclaim(dead, self.owner)).stalled)
 
     async def recover(self, taken: Sequence[StalledLease]) -> None:
-        """Settle what was taken from dead owners; no other owner holds it."""
+        """Settle the runs that were reclaimed from dead owners; no other owner has them."""
         sent = [settlement(lease.lease, Stalled(lease.reason, owner=lease.owner), self.dice) for lease in taken]
         with self.ledger.lock:
             for item in taken:
@@ -168,11 +168,11 @@ class Hand:
         assert {verdict.verdict for verdict in answer.verdicts} <= {"done"}
 
 
-def work(make: Callable[[], Storage]) -> None:
-    """Run all threads, and check that no promise was broken."""
+def run_threads(make: Callable[[], Storage]) -> None:
+    """Run all threads, and check that every invariant holds."""
     ledger = Ledger()
     with ThreadPoolExecutor(THREADS) as pool:
-        for done in [pool.submit(asyncio.run, Hand(make, number, ledger).work()) for number in range(THREADS)]:
+        for done in [pool.submit(asyncio.run, WorkerThread(make, number, ledger).work()) for number in range(THREADS)]:
             done.result()
     asyncio.run(finish(make(), ledger))
 
@@ -184,7 +184,7 @@ def work(make: Callable[[], Storage]) -> None:
 
 
 async def finish(storage: Storage, ledger: Ledger) -> None:
-    """Run the rest, and compare the counters with the records, and these with the events."""
+    """Run the remaining jobs, and compare the counters with the records, and the records with the events."""
     last = owner(Random(99))
     await storage.tune(Target("task", "t"), Settings(paused=False))
     for dead in ledger.dead:

@@ -20,7 +20,7 @@ def owner(dice: Random | None = None, **fields: Any) -> Owner:
 
 
 def child(script: str, *args: object) -> "subprocess.Popen[str]":
-    """Start a Python process; it talks over its stdout, and stays until its stdin closes."""
+    """Start a Python process with pipes to its stdin and its stdout."""
     return subprocess.Popen(
         [sys.executable, "-c", script, *map(str, args)],
         stdin=subprocess.PIPE,
@@ -31,7 +31,7 @@ def child(script: str, *args: object) -> "subprocess.Popen[str]":
 
 
 def script(body: str) -> str:
-    """Return the program of a child whose `main()` this is; it ends when its stdin closes."""
+    """Return the program of a child with this `main()`. The program ends when `main()` returns."""
     return _PROGRAM + body + "\nasyncio.run(main())\n"
 
 
@@ -44,22 +44,22 @@ from tenure.storage.sqlite import SQLiteStorage
 def say(word):
     print(word, flush=True)
 
-async def ordered():
+async def resumed():
     return (await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)).strip()
 
 storage = SQLiteStorage(sys.argv[1])
 """
 
 
-def said(process: "subprocess.Popen[str]") -> str:
-    """Return the next line that a child prints; empty if it ended."""
+def next_line(process: "subprocess.Popen[str]") -> str:
+    """Return the next line that a child prints; empty if the child ended."""
     assert process.stdout is not None
 
     return process.stdout.readline().strip()
 
 
-def order(process: "subprocess.Popen[str]") -> None:
-    """Let a child that waits in `ordered` continue."""
+def resume(process: "subprocess.Popen[str]") -> None:
+    """Let a child that waits in `resumed` continue."""
     assert process.stdin is not None
 
     print("go", file=process.stdin, flush=True)
