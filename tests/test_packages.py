@@ -40,8 +40,12 @@ def metadata(wheel: ZipFile) -> Message:
 
 def files(package: Path) -> set[str]:
     """Return the files of a package in this checkout that belong into its wheel, relative to src/."""
-    kinds = (".py", ".sql", ".lua", ".typed")
-    return {str(path.relative_to(ROOT / "src")) for path in package.rglob("*") if path.suffix in kinds}
+    kinds = (".py", ".sql", ".lua", ".typed", ".html", ".css", ".js", ".svg", ".toml", ".txt")
+    return {
+        str(path.relative_to(ROOT / "src"))
+        for path in package.rglob("*")
+        if path.suffix in kinds and path.name != "pyproject.toml"
+    }
 
 
 def test_the_wheel_holds_exactly_the_modules_and_scripts_of_tenure(wheel: ZipFile) -> None:
@@ -49,7 +53,10 @@ def test_the_wheel_holds_exactly_the_modules_and_scripts_of_tenure(wheel: ZipFil
 
     assert names == {*files(ROOT / "src" / "tenure"), "pytest_tenure.py"}
     assert "tenure/py.typed" in names
-    assert {name.rpartition(".")[2] for name in names} == {"py", "sql", "lua", "typed"}
+    assert {name.rpartition(".")[2] for name in names} == {
+        *("py", "sql", "lua", "typed"),
+        *("html", "css", "js", "svg", "toml", "txt"),  # the pages of the console
+    }
 
 
 def test_the_wheel_holds_the_kit_of_users_and_no_demo_or_test(wheel: ZipFile) -> None:

@@ -234,6 +234,13 @@ def test_a_test_for_valkey_only_is_reported_as_skipped_without_valkey(tmp_path: 
 
 
 @pytest.mark.system
+def test_a_test_in_a_browser_is_reported_as_skipped_without_one(tmp_path: Path) -> None:
+    output = outcome(path=str(tmp_path), chosen="markup_in_errors", of="tests/console/browser/test_pages.py")
+
+    assert "1 skipped: a browser: none of chromium, " in output
+
+
+@pytest.mark.system
 def test_a_running_server_is_used_by_tests_that_share_one(redis_server: RedisServer, tmp_path: Path) -> None:
     output = outcome(path=str(tmp_path), TENURE_TEST_REDIS_URL=redis_server.url)
 

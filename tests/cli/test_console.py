@@ -1,4 +1,4 @@
-"""`tenure console`: it serves the admin API from the URL alone, and starts only where it may; `jobs list --where`."""
+"""`tenure console`: it serves from the URL alone, and starts only where it may; `jobs list --where`."""
 
 import re
 import signal
@@ -18,7 +18,7 @@ def asked(there: Terminal, *args: str, token: str | None = None, paths: Sequence
         try:
             assert process.stdout is not None
             line = process.stdout.readline()
-            found = re.fullmatch(r"http://127\.0\.0\.1:(\d+)/api/v1/meta\n", line)
+            found = re.fullmatch(r"http://127\.0\.0\.1:(\d+)/\n", line)
             assert found is not None, line
             answers = [probe(int(found[1]), f"/api/v1/{path}", token=token).json for path in paths]
         finally:

@@ -41,7 +41,7 @@ class Mistake:
 
 
 MISTAKES = [
-    Mistake("/", "unknown-route", None, "the API begins at /api/v1/meta"),
+    Mistake("/api", "unknown-route", None, "the API begins at /api/v1/meta"),
     Mistake("/api/v1", "unknown-route", None, "/api/v1/openapi.json lists all"),
     Mistake("/api/v1/job", "unknown-route", None, "did you mean '/jobs'"),
     Mistake("/api/v1/queues/", "unknown-route", None, "did you mean '/queues'"),

@@ -1,4 +1,4 @@
-"""`tenure console`: serves the admin API over HTTP, in a process that runs no jobs and needs no code of the user."""
+"""`tenure console`: serves pages and the admin API over HTTP, in a process that runs no jobs and needs no user code."""
 
 import asyncio
 import contextlib
@@ -14,7 +14,7 @@ from tenure.cli.http import closed, opener
 from tenure.cli.logs import logged, set_up
 from tenure.cli.session import CommandSession, naming, storage
 from tenure.console.api import AdminAPI
-from tenure.console.routes import BASE, Payloads
+from tenure.console.routes import Payloads
 from tenure.console.users import ROLES, Auth, ProxyAuth, Tokens, valid_role
 from tenure.errors import StorageError, UsageError
 from tenure.health.monitor import LIMIT
@@ -96,7 +96,7 @@ def console(
     log_level: str,
     log_format: str,
 ) -> int:
-    """Serve the admin API over HTTP, until SIGTERM or SIGINT.
+    """Serve pages that show the queue, and the admin API, over HTTP, until SIGTERM or SIGINT.
 
     Runs no jobs, and needs neither workers nor the code of the app: --url is enough. With an app it decodes arguments
     with the app's codec and shows its tasks.
@@ -135,7 +135,7 @@ async def _serve(access: StorageAccess, api: AdminAPI, address: ListenAddress) -
         async with asyncio.timeout(LIMIT):
             await access.storage.open()
     async with HTTPServer(api, address, purpose="the console", protected=api.protected) as server:
-        click.echo(f"http://{server.address}{BASE}/meta")
+        click.echo(f"http://{server.address}/")
         await stopped.wait()
     await closed(access.storage)
     logger.info("the console has stopped")

@@ -18,7 +18,7 @@ COMMANDS = {
     "reaper": ("tenure.cli.reaper:reaper", "Recover jobs of dead and silent workers."),
     "relay": ("tenure.cli.relay:relay", "Enqueue the calls of an outbox."),
     "serve": ("tenure.cli.serve:serve", "Serve health and metrics over HTTP."),
-    "console": ("tenure.cli.console:console", "Serve the admin API over HTTP."),
+    "console": ("tenure.cli.console:console", "Serve pages that show the queue, and the admin API."),
     "info": ("tenure.cli.info:info", "Show queues, workers and the leader."),
     "health": ("tenure.cli.health:health", "Check that jobs are served."),
     "doctor": ("tenure.cli.doctor:doctor", "Diagnose the storage and the setup."),

@@ -12,6 +12,7 @@ from typing import cast, get_args
 import msgspec
 
 from tenure.console.openapi import text as openapi_text
+from tenure.console.pages import page_reply, send_page
 from tenure.console.problems import PREFIX, ProblemError, bad_parameter, from_message, unknown_job
 from tenure.console.redaction import Redactor
 from tenure.console.requests import ConsoleRequest
@@ -89,6 +90,10 @@ class AdminAPI:
         """Answer one request, or take part in one lifespan. It opens its storage when it is first used."""
         match scope["type"]:
             case "http":
+                page = page_reply(ConsoleRequest(scope), scope)
+                if page is not None:
+                    await send_page(scope, send, page)
+                    return
                 status, headers, body = await self._answer(scope)
                 await answer(scope, send, status, [*headers, *_GUARDS], body)
             case "lifespan":

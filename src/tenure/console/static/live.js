@@ -1,0 +1,57 @@
+// Reads a resource again and again while the tab is visible, and says when what is shown is not current.
+import { get, refused } from "./api.js";
+import { useEffect, useState } from "./html.js";
+import { announce } from "./announce.js";
+
+const LONGEST = 30_000;
+
+/**
+ * Return {data, problem, stale} of a path. `every`: milliseconds between reads; a failed read doubles them, up to 30 s.
+ * After the path changes, `data` is that of the path before, marked as `stale`, until the first answer.
+ */
+export function useLive(path, { every = 4000, read = get } = {}) {
+  const [state, setState] = useState({ path: null, data: null, problem: null });
+
+  useEffect(() => {
+    if (path === null) return;
+    const stop = new AbortController();
+    let timer, pause = every, busy = false, failed = false;
+
+    const look = async () => {
+      clearTimeout(timer);
+      if (busy || document.hidden || stop.signal.aborted || refused.value) return;
+      busy = true;
+      try {
+        const data = await read(path, { signal: stop.signal });
+        if (stop.signal.aborted) return;
+        if (failed) announce("The page is current again.");
+        [pause, failed] = [every, false];
+        setState({ path, data, problem: null });
+      } catch (problem) {
+        if (stop.signal.aborted || problem.name === "AbortError") return;
+        if (!failed) announce(`${problem.title}. ${problem.remedy}`);
+        [pause, failed] = [Math.min(pause * 2, LONGEST), true];
+        setState((before) => ({ path, data: before.data, problem }));
+      } finally {
+        busy = false;
+      }
+      timer = setTimeout(look, pause);
+    };
+    const seen = () => !document.hidden && look();
+
+    look();
+    document.addEventListener("visibilitychange", seen);
+    window.addEventListener("online", seen);
+    return () => {
+      stop.abort();
+      clearTimeout(timer);
+      document.removeEventListener("visibilitychange", seen);
+      window.removeEventListener("online", seen);
+    };
+  }, [path, every, refused.value]);
+
+  const stale = state.data !== null && (state.path !== path || state.problem !== null);
+  // A refusal of a new request is not about the old data.
+  const data = state.problem && state.problem.status >= 400 && state.problem.status < 500 ? null : state.data;
+  return { data, problem: state.path === path ? state.problem : null, stale };
+}

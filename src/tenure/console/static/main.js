@@ -1,0 +1,116 @@
+// Starts the pages: the frame around them, the current page, and the sign-in form.
+import { get, keepToken, refused, signedIn } from "./api.js";
+import { html, render, signal, useEffect, useRef } from "./html.js";
+import { address, followLinks, route } from "./route.js";
+import { SignIn } from "./signin.js";
+import { ThemeSwitch } from "./themeswitch.js";
+import { Heading } from "./parts.js";
+import { Overview } from "./pages/overview.js";
+import { Queue } from "./pages/queue.js";
+import { Jobs } from "./pages/jobs.js";
+import { Job } from "./pages/job.js";
+import { Failures } from "./pages/failures.js";
+import { Workers } from "./pages/workers.js";
+import { Schedules } from "./pages/schedules.js";
+import { Events } from "./pages/events.js";
+
+const PAGES = {
+  "": ["Overview", Overview],
+  jobs: ["Jobs", Jobs],
+  failures: ["Failures", Failures],
+  workers: ["Workers", Workers],
+  schedules: ["Schedules", Schedules],
+  events: ["Events", Events],
+  queue: ["Queue", Queue],
+  job: ["Job", Job],
+};
+const MENU = ["", "jobs", "failures", "workers", "schedules", "events"];
+const ABOVE = { queue: "", job: "jobs" };
+
+const meta = signal(null);
+
+function Menu({ current }) {
+  return html`
+    <nav aria-label="Pages">
+      <ul>
+        ${MENU.map((name) => html`
+          <li key=${name}>
+            <a href=${address(name)} aria-current=${current === name ? "page" : current && ABOVE[current] === name ? "true" : null}>
+              ${PAGES[name][0]}
+            </a>
+          </li>`)}
+      </ul>
+    </nav>`;
+}
+
+function Foot() {
+  const user = meta.value?.user;
+  return html`
+    <div class="foot">
+      <${ThemeSwitch} />
+      ${user && html`<p class="user" title=${`${user.name}, role ${user.role}`}>${user.name} <span>(${user.role})</span></p>`}
+      ${signedIn.value && html`
+        <button type="button" onClick=${signOut}>Sign out</button>`}
+      <p class="version">Tenure ${meta.value?.version ?? ""}</p>
+    </div>`;
+}
+
+function signOut() {
+  keepToken(null);
+  meta.value = null;
+  // Ask again without the token: the answer says whether one is needed.
+  ask();
+}
+
+function ask() {
+  get("meta").then(
+    (answer) => (meta.value = answer),
+    () => (meta.value = null),
+  );
+}
+
+const Missing = () => html`
+  <${Heading}>This page does not exist<//>
+  <p>The address names none of the pages. <a href=${address("")}>Go to the overview</a>.</p>`;
+
+function App() {
+  const { name, params } = route.value;
+  const [title, Page] = PAGES[name] ?? ["Not found", Missing];
+  // Another job is another page; another filter is not.
+  const identity = ["job", "queue"].includes(name) ? `${name} ${params}` : name;
+  const shown = name === "job" || name === "queue" ? (params.get("id") ?? params.get("name") ?? title) : title;
+
+  useEffect(() => {
+    if (!refused.value) ask();
+  }, [refused.value]);
+  useEffect(() => {
+    document.title = `${shown} · Tenure`;
+  }, [shown]);
+  const first = useRef(true);
+  useEffect(() => {
+    // The focus goes to the heading of a new page, so that a screen reader reads it and Tab goes on from there.
+    if (!first.current) document.querySelector("h1")?.focus({ preventScroll: true });
+    first.current = false;
+  }, [identity]);
+
+  return html`
+    <a class="skip" href="#main">Skip to the content</a>
+    <div class="frame">
+      <aside class="side">
+        <a class="brand" href=${address("")}><span class="mark" aria-hidden="true">T</span>Tenure</a>
+        <${Menu} current=${name} />
+        <${Foot} />
+      </aside>
+      <main id="main">
+        ${refused.value ? html`<${SignIn} onSigned=${(answer) => (meta.value = answer)} />` : html`<${Page} key=${identity} params=${params} />`}
+      </main>
+    </div>`;
+}
+
+// The browser resolves the address of the icon again on each page, so it must not be relative any more.
+const icon = document.querySelector("link[rel=icon]");
+icon.href = icon.href;
+
+followLinks();
+document.getElementById("app").textContent = "";
+render(html`<${App} />`, document.getElementById("app"));

@@ -1,0 +1,146 @@
+// One job: its facts, why it does not run, its runs on one time axis, its log, arguments and result.
+import { path } from "../api.js";
+import { html } from "../html.js";
+import { attempts } from "../jobtable.js";
+import { useLive } from "../live.js";
+import { Badge, Facts, Heading, Loaded, Name, Section, Table, Value } from "../parts.js";
+import { address, jobAddress, jobsAddress, queueAddress, term } from "../route.js";
+import { Time, exact, now, span } from "../time.js";
+
+const OVER = ["completed", "failed", "cancelled", "expired"];
+
+function Why({ reasons }) {
+  if (!reasons.length) return null;
+  const [first, ...others] = reasons;
+  return html`
+    <div class="callout why">
+      <${Cause} reason=${first} main=${true} />
+      ${others.length > 0 && html`<ul>${others.map((reason) => html`<li key=${reason.cause}><${Cause} reason=${reason} /></li>`)}</ul>`}
+    </div>`;
+}
+
+function Cause({ reason, main = false }) {
+  return html`
+    <p class=${main ? "cause" : ""}>${reason.text}
+      ${reason.until && html` <span class="none">(until <${Time} at=${reason.until} />)</span>`}
+      ${reason.blocker && html` <a href=${jobAddress(reason.blocker)}>Show that job</a>`}
+    </p>
+    ${reason.remedy && html`<p class="remedy">${reason.remedy}</p>`}`;
+}
+
+const retryText = ({ max_attempts, backoff, base, cap }) =>
+  max_attempts === 1 ? "one attempt" : `${max_attempts} attempts, ${backoff}, ${span(base)} to ${span(cap)} apart`;
+
+const WorkerLink = ({ owner, name }) => html`<${Name} href=${address("workers", { worker: owner })}>${name}<//>`;
+
+function JobFacts({ job }) {
+  const over = OVER.includes(job.state);
+  const progress = job.progress === null ? null : typeof job.progress === "number" ? `${Math.round(job.progress * 100)} %` : JSON.stringify(job.progress, (_, value) => (typeof value === "bigint" ? String(value) : value));
+  return html`
+    <${Facts} facts=${[
+      ["Queue", html`<a href=${queueAddress(job.queue)}>${job.queue}</a>`],
+      ["Id", html`<code class="wrap">${job.id}</code>`],
+      ["Enqueued", html`<${Time} at=${job.created} />`],
+      ["Due", !over && html`<${Time} at=${job.run_at} />`],
+      ["Started", job.started && html`<${Time} at=${job.started} />`],
+      ["Ended", job.finished && html`<${Time} at=${job.finished} />`],
+      ["Took", job.started && job.finished && span((Date.parse(job.finished) - Date.parse(job.started)) / 1000)],
+      ["Attempt", job.starts ? attempts(job) : null],
+      ["Stalls", job.stalls ? `${job.stalls} of ${job.max_stalls}` : null],
+      ["Handed back", job.releases || null],
+      ["Reason", job.reason],
+      ["Progress", [progress, job.progress_note].filter(Boolean).join(", ")],
+      ["Worker", job.owner && html`<${WorkerLink} owner=${job.owner} name=${job.runs.findLast((run) => run.owner === job.owner)?.worker || job.owner} />`],
+      ["Lease until", job.lease_until && html`<${Time} at=${job.lease_until} />`],
+      ["Cancellation", job.cancel_asked && html`requested <${Time} at=${job.cancel_asked} />${job.cancel_reason ? `: ${job.cancel_reason}` : ""}`],
+      ["Expires", job.expires_at && html`<${Time} at=${job.expires_at} />`],
+      ["Deadline", job.deadline && html`<${Time} at=${job.deadline} />`],
+      ["Timeout", job.timeout && span(job.timeout)],
+      ["Retry", retryText(job.retry)],
+      ["Priority", job.priority || null],
+      ["Schedule", job.schedule && html`<a href=${jobsAddress(term("schedule", job.schedule))}>${job.schedule}</a>`],
+      ["Tags", job.tags.length ? job.tags.map((tag) => html`<a key=${tag} class="tag" href=${jobsAddress(term("tag", tag))}>${tag}</a>`) : null],
+    ].map(([name, value]) => [name, value === false ? null : value])} />`;
+}
+
+/** The runs, one lane each, on the time from the enqueue to the end. */
+function Runs({ job }) {
+  if (!job.runs.length) return html`<p class="empty">The job has not run yet.</p>`;
+  const begin = Date.parse(job.created);
+  const ends = job.runs.map((run) => (run.end ? Date.parse(run.end) : now.value));
+  const end = Math.max(...ends, job.finished ? Date.parse(job.finished) : begin, begin + 1);
+  const place = (at) => Math.min(100, Math.max(0, (100 * (at - begin)) / (end - begin)));
+  return html`
+    ${job.why && html`<p class="remark">${job.why}</p>`}
+    <ol class="runs">
+      ${job.runs.map((run, index) => html`<${Run} key=${run.fence} run=${run} from=${place(Date.parse(run.start))} to=${place(ends[index])} />`)}
+    </ol>
+    <p class="axis"><span>enqueued <${Time} at=${job.created} /></span><span>${span((end - begin) / 1000)} later</span></p>`;
+}
+
+function kindOf(ended) {
+  if (ended === null) return "active";
+  if (ended === "completed" || ended === "returned") return "completed";
+  return ["cancelled", "released", "snoozed", "interrupted"].includes(ended) ? "cancelled" : "failed";
+}
+
+function Run({ run, from, to }) {
+  const kind = kindOf(run.ended);
+  return html`
+    <li>
+      <div class="run-head">
+        <strong>Run ${run.number}</strong>
+        <span class=${`badge ${kind}`}>${run.ended ?? "runs"}${run.reason && run.reason !== run.ended ? `: ${run.reason}` : ""}</span>
+        <span>${run.took === null ? "so far " : "took "}${span(run.took ?? Math.max(0, (now.value - Date.parse(run.start)) / 1000))}</span>
+        <span><${Time} at=${run.start} /></span>
+        <span class="run-worker">on <${WorkerLink} owner=${run.owner} name=${run.worker || run.owner} /> <span class="none">${run.host}:${run.pid}</span></span>
+      </div>
+      <div class="lane" aria-hidden="true" title=${`${exact(run.start)} – ${run.end ? exact(run.end) : "now"}`}>
+        <span class=${kind} style=${{ left: `${from}%`, width: `${Math.max(to - from, 0)}%` }}></span>
+      </div>
+      ${run.detail && html`<pre class="detail" tabindex="0">${run.detail}</pre>`}
+      ${run.trace && html`<details><summary>Last known stack of run ${run.number}</summary><pre tabindex="0">${run.trace}</pre></details>`}
+    </li>`;
+}
+
+const LOG = [
+  { title: "At", kind: "when", cell: (line) => html`<${Time} at=${line.at} />` },
+  { title: "Run", kind: "number optional", cell: (line) => line.run },
+  { title: "Level", cell: (line) => html`<span class=${`level ${line.level.toLowerCase()}`}>${line.level.toLowerCase()}</span>` },
+  {
+    title: "Message",
+    kind: "text",
+    cell: (line) => html`${line.message}${Object.entries(line.fields).map(([name, value]) => html` <span class="field">${name}=${value}</span>`)}`,
+  },
+];
+
+const Log = ({ job }) => html`
+  ${job.log_dropped > 0 && html`<p class="remark">${job.log_dropped} older lines are missing.</p>`}
+  <${Table} caption="What the handler has logged" columns=${LOG} rows=${job.log.map((line, index) => ({ ...line, index }))}
+    id=${(line) => line.index} empty="The handler has logged nothing." />`;
+
+const Failure = ({ error }) => html`
+  <${Section} title="Error">
+    <p class="error-text"><strong>${error.type}</strong>: ${error.message}</p>
+    ${error.traceback && html`<details><summary>Traceback</summary><pre tabindex="0">${error.traceback}</pre></details>`}
+  <//>`;
+
+export function Job({ params }) {
+  const names = ["jobs", params.get("queue") ?? "", params.get("id") ?? ""];
+  const live = useLive(path(names), { every: 3000 });
+  const why = useLive(path([...names, "why"]), { every: 3000 });
+  return html`
+    <${Heading} above=${html`<a href=${address("jobs")}>Jobs</a> / job`}
+      aside=${live.data && html`<${Badge} state=${live.data.state} />`}>${live.data?.task ?? params.get("id") ?? "Job"}<//>
+    <${Loaded} live=${live}>${(job) => html`
+      <${Why} reasons=${why.data?.reasons ?? []} />
+      <${JobFacts} job=${job} />
+      <${Section} title="Runs"><${Runs} job=${job} /><//>
+      ${job.error && html`<${Failure} error=${job.error} />`}
+      <${Section} title="Log"><${Log} job=${job} /><//>
+      <${Section} title="Arguments"><${Value} value=${job.arguments} /><//>
+      ${job.state === "completed" && html`<${Section} title="Result"><${Value} value=${job.result} /><//>`}
+      ${job.data !== null && html`<${Section} title="Data"><${Value} value=${job.data} /><//>`}
+      ${Object.keys(job.headers).length > 0 && html`<${Section} title="Headers"><${Value} value=${job.headers} /><//>`}`}
+    <//>`;
+}

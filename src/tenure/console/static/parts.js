@@ -1,0 +1,91 @@
+// Pieces that the pages share: headings, tables, badges, problems, facts.
+import { html } from "./html.js";
+import { pretty } from "./json.js";
+
+export const STATES = ["waiting", "active", "delayed", "failed", "completed", "cancelled", "expired"];
+
+/** The state of a job or a worker, in words and in its colour. */
+export const Badge = ({ state }) => html`<span class=${`badge ${state}`}>${state}</span>`;
+
+/** The heading of a page, with what stands next to it. */
+export const Heading = ({ children, aside, above }) => html`
+  <header class="heading">
+    ${above && html`<p class="above">${above}</p>`}
+    <div class="line"><h1 tabindex="-1">${children}</h1>${aside}</div>
+  </header>`;
+
+/** What went wrong, and what to do about it. */
+export const ProblemBox = ({ problem }) => html`
+  <div class="callout bad" role="alert">
+    <strong>${problem.title}</strong>
+    ${problem.detail && html`<p>${problem.detail}</p>`}
+    ${problem.remedy && html`<p class="remedy">${problem.remedy}</p>`}
+  </div>`;
+
+/** Show the data of a live read, or its problem, or that it is on its way. */
+export function Loaded({ live, children }) {
+  const { data, problem, stale } = live;
+  if (data === null) return problem ? html`<${ProblemBox} problem=${problem} />` : html`<p class="loading">Loading …</p>`;
+  return html`
+    ${stale && problem && html`<div class="callout warn">
+      <strong>Not current.</strong> ${problem.title}. <span class="remedy">${problem.remedy}</span></div>`}
+    <div class=${stale ? "outdated" : ""}>${children(data)}</div>`;
+}
+
+/** A section with a heading of its own. */
+export const Section = ({ title, aside, children }) => html`
+  <section>
+    <div class="line"><h2>${title}</h2>${aside}</div>
+    ${children}
+  </section>`;
+
+/**
+ * A table with a caption. `columns`: {title, cell, kind}; a kind is a list of classes: `number`, `long`, `optional`
+ * (left out on narrow screens). `empty`: what stands there if there are no rows.
+ */
+export function Table({ caption, columns, rows, id, empty, chosen }) {
+  if (!rows.length) return html`<p class="empty">${empty}</p>`;
+  return html`
+    <div class="scroll" role="region" aria-label=${caption} tabindex="0">
+      <table>
+        <caption class="unseen">${caption}</caption>
+        <thead><tr>${columns.map(({ title, kind }) => html`<th scope="col" class=${kind}>${title}</th>`)}</tr></thead>
+        <tbody>
+          ${rows.map((row) => html`
+            <tr key=${id(row)} class=${chosen?.(row) ? "chosen" : ""}>
+              ${columns.map(({ cell, kind }) => html`<td class=${kind}>${cell(row)}</td>`)}
+            </tr>`)}
+        </tbody>
+      </table>
+    </div>`;
+}
+
+/** Names with their values; a value that is null or undefined is left out. */
+export const Facts = ({ facts }) => html`
+  <dl class="facts">
+    ${facts.filter(([, value]) => value !== null && value !== undefined && value !== "").map(([name, value]) => html`
+      <div key=${name}><dt>${name}</dt><dd>${value}</dd></div>`)}
+  </dl>`;
+
+/** A name that may be long: it is cut at the end, and its title is whole. */
+export const Name = ({ href, children }) => {
+  const text = String(children);
+  return href ? html`<a class="name" href=${href} title=${text}>${text}</a>` : html`<span class="name" title=${text}>${text}</span>`;
+};
+
+/** A value as JSON, or the number of its bytes if this user or this console cannot read it. */
+export function Value({ value }) {
+  if (value && typeof value === "object" && Object.keys(value).join() === "opaque_bytes") {
+    return html`<p class="none">${value.opaque_bytes} bytes that are not shown: this user may not see them, or only the
+      app's codec reads them.</p>`;
+  }
+  return html`<pre class="value" tabindex="0">${pretty(value)}</pre>`;
+}
+
+/** A figure with its name. */
+export const Tile = ({ name, value, href, kind = "", note }) => html`
+  <a class=${`tile ${kind}`} href=${href}>
+    <span class="tile-name">${name}</span>
+    <span class="tile-value">${value}</span>
+    ${note !== undefined && html`<span class="tile-note">${note}</span>`}
+  </a>`;
