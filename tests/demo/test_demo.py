@@ -1,10 +1,12 @@
 """The whole demo as a user runs it: exit 0 with every check green, and nothing left behind however it ends."""
 
+import json
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from urllib.request import urlopen
 
 import msgspec
 import pytest
@@ -61,6 +63,14 @@ def test_the_demo_prints_its_report_as_one_json_object(tmp_path: Path) -> None:
 
 
 @pytest.mark.system
+def test_plain_output_and_an_open_console_contradict_each_other(tmp_path: Path) -> None:
+    done = run(tmp_path, "--plain", "--open")
+
+    assert done.returncode == 2
+    assert "--plain has no console that --open could open" in done.stderr
+
+
+@pytest.mark.system
 def test_memory_is_refused(tmp_path: Path) -> None:
     done = run(tmp_path, "--url", "memory://")
 
@@ -72,6 +82,9 @@ def test_memory_is_refused(tmp_path: Path) -> None:
 @pytest.mark.system
 def test_an_interrupted_demo_leaves_no_process_and_no_folder(tmp_path: Path) -> None:
     with started(tmp_path, "--jobs", "1000") as demo:
+        address = line_of(demo, "see it live: ").split()[-1]
+        with urlopen(f"{address}api/v1/survey", timeout=30) as answer:
+            queues = [queue["queue"] for queue in json.load(answer)["queues"]]
         # While one worker is paused: it handles no signal, so it must be resumed or killed like the others.
         paused = int(line_of(demo, "SIGSTOP").split()[2].rstrip(","))
         working = workers_of(tmp_path)
@@ -79,6 +92,7 @@ def test_an_interrupted_demo_leaves_no_process_and_no_folder(tmp_path: Path) -> 
         demo.communicate()
 
     assert demo.returncode == 130
+    assert all(queue.startswith("demo-") for queue in queues)
     assert not alive(paused)
     assert not [pid for pid in working if alive(pid)]
     assert list(tmp_path.iterdir()) == []
@@ -104,7 +118,7 @@ def test_a_demo_whose_supervisor_dies_reports_it_and_fails(tmp_path: Path) -> No
 
 def started(folder: Path, *options: str) -> "subprocess.Popen[str]":
     return subprocess.Popen(
-        [*DEMO, *options, "--plain"],
+        [*DEMO, *options],
         env=environment(folder),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

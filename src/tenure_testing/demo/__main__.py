@@ -11,6 +11,7 @@ import click
 from tenure.cli.exits import FAILURE, OK, report_error
 from tenure.cli.render import as_json, console, draws
 from tenure.cli.session import CommandSession, storage
+from tenure.errors import UsageError
 from tenure_testing.demo.output import Lively, PlainOutput, Show, Silent
 from tenure_testing.demo.report import Report
 from tenure_testing.demo.run import MOST_JOBS, DemoPlan, conduct
@@ -22,9 +23,10 @@ from tenure_testing.demo.run import MOST_JOBS, DemoPlan, conduct
 @click.option("--kills", type=click.IntRange(0, 10), default=2, show_default=True, help="How many workers are killed.")
 @click.option("--seed", type=int, default=1, show_default=True, help="Which files, in which order.")
 @click.option("--plain", is_flag=True, help="Plain lines, also on a terminal.")
+@click.option("--open", "browse", is_flag=True, help="Open the console that shows the run in a browser.")
 @click.option("--keep", is_flag=True, help="Leave the temporary folder behind.")
 @click.make_pass_decorator(CommandSession, ensure=True)
-def demo(session: CommandSession, jobs: int, kills: int, seed: int, plain: bool, keep: bool) -> int:
+def demo(session: CommandSession, jobs: int, kills: int, seed: int, plain: bool, browse: bool, keep: bool) -> int:
     """Run real work, kill its workers, and audit that nothing was lost.
 
     The demo runs one job for each file of this Python's library and packages, in three worker processes on a SQLite
@@ -32,8 +34,13 @@ def demo(session: CommandSession, jobs: int, kills: int, seed: int, plain: bool,
     lease. Busy workers are killed: first the leader, and last one whose handler hangs. One worker is paused until its
     jobs are taken from it. Then every result is computed again, and the queue's history is compared with what the
     handlers wrote down themselves. Exits with 0 only if all of it matches.
+
+    Without --plain a console shows the run live, at an address of this machine that the demo prints.
     """
-    plan = DemoPlan(url=session.url, jobs=jobs, kills=kills, seed=seed, keep=keep)
+    if browse and plain:
+        raise UsageError("--plain has no console that --open could open; leave one of them out")
+    shows = not plain and session.output_format == "table" and not session.quiet
+    plan = DemoPlan(url=session.url, jobs=jobs, kills=kills, seed=seed, keep=keep, console=shows, browse=browse)
     with _shown(session, plain=plain) as show:
         report = asyncio.run(_interruptible(plan, show))
         show.verdict(report)

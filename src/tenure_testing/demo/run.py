@@ -3,19 +3,24 @@
 import asyncio
 import shutil
 import tempfile
+import webbrowser
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from random import Random
 
 from msgspec import Struct
 
+from tenure import Tenure
 from tenure.client.task import Task
 from tenure.clock import Clock, SystemClock, entropy
+from tenure.console import Console
 from tenure.core.events import JobStalled
 from tenure.core.job import Ref
 from tenure.core.lifecycle import TERMINAL, State
 from tenure.errors import UsageError
+from tenure.http.server import HTTPServer, ListenAddress
 from tenure.storage.protocol import Storage, Survey
 from tenure_testing.demo import tasks
 from tenure_testing.demo.audit import audit, seconds
@@ -46,13 +51,18 @@ WINDOW = 2.0
 
 
 class DemoPlan(Struct, frozen=True, kw_only=True):
-    """The options of the demo. `url` None: a temporary SQLite file. `keep`: do not delete the folder."""
+    """The options of the demo. `url` None: a temporary SQLite file. `keep`: do not delete the folder.
+
+    `console`: serve a console that shows the run. `browse`: open it in a browser.
+    """
 
     url: str | None = None
     jobs: int = 1500
     kills: int = 2
     seed: int = 1
     keep: bool = False
+    console: bool = False
+    browse: bool = False
 
 
 async def conduct(plan: DemoPlan, show: Show) -> Report:
@@ -94,7 +104,7 @@ class _Demo:
             raise UsageError("a memory storage belongs to one process; use sqlite:///...")
         known = await asyncio.to_thread(corpus, places())
         paths = rounds(known.files, self._plan.jobs, Random(self._plan.seed))
-        async with app:
+        async with app, self._console(app):
             storage = app.storage
             await self._alone(storage)
             follower = EventFollower(storage, self._queue)
@@ -178,6 +188,21 @@ class _Demo:
                 trouble=self._trouble,
                 stderr=[] if ok else workers.last_words(),
             )
+
+    @asynccontextmanager
+    async def _console(self, app: Tenure) -> AsyncGenerator[None]:
+        """Serve a console of the app on a free port of this machine, while the demo runs."""
+        if not self._plan.console:
+            yield
+            return
+        async with HTTPServer(
+            Console(app), ListenAddress("127.0.0.1", 0), purpose="the console", protected=False
+        ) as server:
+            page = f"http://{server.address}/"
+            self._show.say(f"see it live: {page}")
+            if self._plan.browse:
+                await asyncio.to_thread(webbrowser.open, page)
+            yield
 
     async def _alone(self, storage: Storage) -> None:
         """Refuse a storage with active workers: the demo's reaper has a short timing and would reclaim their jobs."""
