@@ -22,6 +22,9 @@ from tests.console.browser.world import HOLDER, LONG, MARKUP, World, fill, tasks
 
 pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="module")]
 
+# The default of 5 s is too short for a machine that does much else.
+expect.set_options(timeout=30_000)
+
 SECRET = "0123456789abcdef0123"
 
 NARROW = ViewportSize(width=390, height=844)
