@@ -90,12 +90,12 @@ class Terminal:
             out, err = process.communicate(timeout=60)
         return subprocess.CompletedProcess(args, process.returncode, out, err)
 
-    def drawn(self, *args: str, columns: int = 80, env: dict[str, str] | None = None) -> str:
+    def drawn(self, *args: str, columns: int = 80, env: dict[str, str] | None = None, color: bool = False) -> str:
         """Run it to its end as a process whose output is a terminal with this many columns; return the output."""
         ours, theirs = pty.openpty()
         termios.tcsetwinsize(theirs, (24, columns))
         with subprocess.Popen(
-            [sys.executable, "-m", "tenure", "--no-color", *args],
+            [sys.executable, "-m", "tenure", *([] if color else ["--no-color"]), *args],
             cwd=self.place,
             env=os.environ | {"PYTHONPATH": str(Path(tenure.__file__).parents[1]), "TERM": "dumb"} | (env or {}),
             stdin=subprocess.DEVNULL,

@@ -54,6 +54,8 @@ def completed(terminal: Terminal, line: str, **env: str) -> list[str]:
     ("line", "expected"),
     [
         ("tenure sched", ["schedules"]),
+        ("tenure to", ["top"]),
+        ("tenure top --on", ["--once"]),
         ("tenure queues pa", ["pause"]),
         ("tenure worker --concur", ["--concurrency"]),
         ("tenure queues pause ", ["default", "elsewhere"]),

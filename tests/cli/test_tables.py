@@ -32,6 +32,7 @@ MESSAGES = ("budgets", "leader", "paused tasks", "worker '", "queue '", "traceba
 
 COMMANDS = (
     "info",
+    "top",
     "health",
     "tasks --app shop:app",
     "jobs list",

@@ -16,6 +16,7 @@ pytestmark = pytest.mark.thorough
 
 TABLES = (
     "info",
+    "top",
     "jobs list",
     "dead list",
     "dead groups",

@@ -3,7 +3,7 @@
 import asyncio
 import signal
 from collections import Counter
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
@@ -18,7 +18,7 @@ from tenure.cli.render import as_json, console, drawn, draws, moment_text, print
 from tenure.cli.session import CommandSession, length, storage
 from tenure.ops.access import StorageAccess
 from tenure.ops.slow_runs import Slow
-from tenure.ops.views import InfoView, WorkerView, info_view
+from tenure.ops.views import InfoView, LeaderView, WorkerView, info_view
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -184,10 +184,14 @@ def _slow(info: InfoView) -> list[str]:
     return lines
 
 
-def _leading(info: InfoView) -> str:
-    names = {worker.owner: worker.name for worker in info.workers}
+def leading(leaders: Iterable[LeaderView], names: Mapping[str, str], swept_ago: float | None) -> str:
+    """Return who leads, and when a leader last swept. `names`: the names of workers by their owner ids."""
     # On a Redis Cluster each partition has a leader, usually the same one.
-    partitions = Counter(names.get(leader.owner, leader.owner) for leader in info.leaders)
-    leaders = ", ".join(name if count == 1 else f"{name} ({count} partitions)" for name, count in partitions.items())
-    swept = "never swept" if info.swept_ago is None else f"last swept {span_text(info.swept_ago)} ago"
-    return f"leader: {leaders or 'none'}, {swept}"
+    partitions = Counter(names.get(leader.owner, leader.owner) for leader in leaders)
+    shown = ", ".join(name if count == 1 else f"{name} ({count} partitions)" for name, count in partitions.items())
+    swept = "never swept" if swept_ago is None else f"last swept {span_text(swept_ago)} ago"
+    return f"leader: {shown or 'none'}, {swept}"
+
+
+def _leading(info: InfoView) -> str:
+    return leading(info.leaders, {worker.owner: worker.name for worker in info.workers}, info.swept_ago)

@@ -20,6 +20,7 @@ COMMANDS = {
     "serve": ("tenure.cli.serve:serve", "Serve health and metrics over HTTP."),
     "console": ("tenure.cli.console:console", "Serve pages that show the queue, and the admin API."),
     "info": ("tenure.cli.info:info", "Show queues, workers and the leader."),
+    "top": ("tenure.cli.top:top", "Watch queues, workers, faults and runs live."),
     "health": ("tenure.cli.health:health", "Check that jobs are served."),
     "doctor": ("tenure.cli.doctor:doctor", "Diagnose the storage and the setup."),
     "enqueue": ("tenure.cli.enqueue:enqueue", "Enqueue one job."),

@@ -121,11 +121,12 @@ def queue_row(queue: QueueView) -> list[str]:
         queue.queue,
         *(str(queue.counts[state]) for state in _STATES),
         *(span_text(queue.oldest_waiting), str(queue.parked), str(queue.discarded)),
-        _state(queue),
+        queue_state(queue),
     ]
 
 
-def _state(queue: QueueView) -> str:
+def queue_state(queue: QueueView) -> str:
+    """Return whether a queue gives out jobs: paused, limited, or open."""
     if queue.paused:
         return "paused"
     return "limited" if any(limit.rate is None for limit in queue.limits) else "open"

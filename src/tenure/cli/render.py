@@ -43,11 +43,14 @@ _STYLES: dict[str, dict[str, Any]] = {
     "failed": {"fg": "red"},
     "stalled": {"fg": "red"},
     "stale": {"fg": "red"},
+    "trouble": {"fg": "red"},
     "raised": {"fg": "yellow"},
     "cancelled": {"fg": "magenta"},
     "expired": {"fg": "magenta"},
     "paused": {"fg": "yellow"},
     "quiet": {"fg": "yellow"},
+    "stopping": {"fg": "yellow"},
+    "limited": {"fg": "yellow"},
     "died": {"fg": "red"},
 }
 
@@ -73,8 +76,7 @@ def table(
 ) -> None:
     """Print rows under their columns, at most as wide as the terminal; see `table_lines`."""
     for line in table_lines(columns, rows, title=title, whole=whole):
-        parts = (click.style(text, **_STYLES[style]) if style else text for text, style in line)
-        click.echo("".join(parts), color=_colors(session))
+        click.echo(styled(line), color=_colors(session))
 
 
 def pairs(session: CommandSession, items: Sequence[tuple[str, str]]) -> None:
@@ -89,6 +91,11 @@ def block(session: CommandSession, title: str, text: str) -> None:
     click.echo(f"\n{click.style(title, bold=True)}", color=_colors(session))
     for line in text.rstrip().splitlines():
         click.echo(f"  {printable(line)}")
+
+
+def styled(line: Line) -> str:
+    """Return a line with the escape sequences of its styles."""
+    return "".join(click.style(text, **_STYLES[style]) if style else text for text, style in line)
 
 
 def drawn(columns: Row, rows: Sequence[Row], *, title: str | None = None, whole: Sequence[str] = ()) -> "Text":
@@ -124,7 +131,7 @@ def table_lines(
         at = 0
         for place, widths in enumerate(groups):
             cells = [_folded(cell, most) for cell, most in zip(row[at : at + len(widths)], widths, strict=True)]
-            styles = [_style_of(cell) if number else "head" for cell in row[at : at + len(widths)]]
+            styles = [style_of(cell) if number else "head" for cell in row[at : at + len(widths)]]
             lines += _side_by_side(cells, widths, styles, indent=INDENT if place else 0, gap=gap)
             at += len(widths)
     return lines
@@ -209,7 +216,8 @@ def _folded(text: str, width: int) -> list[str]:
 _BREAKS = " ,.:;/_-@+"
 
 
-def _style_of(cell: str) -> str:
+def style_of(cell: str) -> str:
+    """Return the name of the style for a cell, by its first word; an empty text if it has none."""
     word = cell.split(" ")[0]
     return word if word in _STYLES else ""
 
@@ -217,6 +225,18 @@ def _style_of(cell: str) -> str:
 def text_width(text: str) -> int:
     """Return how many columns of a terminal a text takes."""
     return len(text) if text.isascii() else sum(map(_cells, text))
+
+
+def clipped(text: str, width: int) -> str:
+    """Return a text that takes at most this many columns; an ellipsis stands for the rest."""
+    if text_width(text) <= width:
+        return text
+    taken = 0
+    for at, character in enumerate(text):
+        taken += _cells(character)
+        if taken > width - 1:
+            return text[:at] + "…" * (width > 0)
+    return text
 
 
 def _cells(character: str) -> int:

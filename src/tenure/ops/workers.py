@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection
 from datetime import datetime
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from tenure.clock import SECOND
 from tenure.core.duration import moment
@@ -130,7 +130,7 @@ async def stacks(
 
     `owners`: the ids of the workers; None: all. `shown`: which jobs are included.
     """
-    jobs = [job for job in await _active(storage, owners) if shown(job)]
+    jobs = [job for job in await active_jobs(storage, owners) if shown(job)]
     # The longest runs are the most interesting ones.
     jobs.sort(key=lambda job: (job.started or 0, job.id))
     found: list[StackView] = []
@@ -147,14 +147,18 @@ async def stacks(
     return found
 
 
-async def _active(storage: Storage, owners: Collection[str] | None) -> list[JobRecord]:
-    """Return the active jobs of these owners, or of all owners if None."""
+async def active_jobs(storage: Storage, owners: Collection[str] | None = None, *, most: int = MOST) -> list[JobRecord]:
+    """Return the active jobs of these owners, or of all owners if None, without their arguments.
+
+    `most`: about how many active jobs are looked at, those that were enqueued last.
+    """
     found: list[JobRecord] = []
     only = next(iter(owners)) if owners is not None and len(owners) == 1 else None
     count, after = 0, None
-    while count < MOST:
+    while count < most:
         page = await storage.find(Query(states=(State.ACTIVE,), owner=only, limit=PAGE, after=after))
-        found += [job for job in page.jobs if owners is None or job.owner in owners]
+        # The arguments of all active jobs may take too much memory.
+        found += [structs.replace(job, payload=b"") for job in page.jobs if owners is None or job.owner in owners]
         count, after = count + len(page.jobs), page.next
         if after is None:
             break
