@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
@@ -25,7 +25,7 @@ def missing_browser() -> str | None:
 
 
 @asynccontextmanager
-async def chromium() -> "AsyncIterator[Browser]":
+async def chromium() -> "AsyncGenerator[Browser]":
     """Start the browser."""
     # Importing it takes half a second, and each run of pytest imports this module.
     from playwright.async_api import async_playwright

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 import pytest
@@ -89,7 +89,7 @@ class Display:
 
 
 @contextmanager
-def displayed(terminal: Terminal, *args: str, **env: str) -> Iterator[Display]:
+def displayed(terminal: Terminal, *args: str, **env: str) -> Generator[Display]:
     display = Display(terminal, *args, env=env)
     try:
         yield display

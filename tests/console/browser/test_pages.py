@@ -1,5 +1,8 @@
 """The pages in a real browser, with jobs from a storage on disk: what they show, and that no policy is violated."""
 
+# The matchers of Playwright take patterns whose type has no parameter.
+# pyright: reportUnknownMemberType=false
+
 import shutil
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
@@ -67,7 +70,7 @@ class Tab:
 
     page: Page
     url: str
-    faults: list[str] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list[str])
 
     async def open(self, path: str, heading: str | None = None) -> None:
         """Open a page and wait until it shows its data."""
