@@ -196,7 +196,7 @@ async def test_raw_bytes_are_refused_and_the_server_lives_on(shop: Shop, request
 
 
 async def test_answers_forbid_other_pages_and_caches(shop: Shop) -> None:
-    for path in (path_to("meta"), "/nowhere"):
+    for path in (path_to("meta"), path_to("nowhere")):
         reply = await shop.get(path)
 
         assert reply.header("content-security-policy") == "default-src 'none'; frame-ancestors 'none'"

@@ -76,6 +76,9 @@ def page_reply(request: ConsoleRequest, scope: Scope) -> PageReply | None:
         place = request.path.rpartition("/")[2] or quote(root.rpartition("/")[2])
         target = f"./{place}/".encode() + (b"?" + query if query else b"")
         return PageReply(307, [(b"location", target), (b"cache-control", _CHECK)], b"")
+    if request.path and not request.path.startswith("/"):
+        # The request names a whole address, as one to a proxy does.
+        return None
     first, *rest = request.path.removeprefix("/").split("/")
     if first == "api":
         return None
