@@ -90,7 +90,7 @@ local function faults_of(queues, limit)
   for number = 1, min(limit, #found) do
     local fault = found[number]
     local queue, name = parts_of(fault.place)
-    local newest = call('ZREVRANGE', key('failed', fault.place), 0, FAULT_NEWEST - 1, 'WITHSCORES')
+    local newest = call('ZRANGE', key('failed', fault.place), 0, FAULT_NEWEST - 1, 'REV', 'WITHSCORES')
     local job = Record.get_in(queue, newest[1]) or {}
     rows[number] = { queue, name, fault.count, fault.first, fault.last, newest }
     rows[number][7], rows[number][8], rows[number][9] = job.task or '', job.reason or false, job.error or false
