@@ -81,6 +81,7 @@ INTERNAL = (
     "tenure.health.",
     "tenure.maintenance.",
     "tenure.options.tasks.CallOptions",
+    "tenure.options.transactions.",
     "tenure.runtime.",
     "tenure.storage.protocol.",
     "tenure.worker.",
