@@ -26,6 +26,10 @@ def description(table: RouteTable = TABLE) -> dict[str, Any]:
     queries = list(dict.fromkeys([route.query for route in table.routes]))
     kinds: list[type[Struct]] = [*answers, *queries, Problem]
     schemas, components = msgspec.json.schema_components(kinds, ref_template=_REF)
+    for component in components.values():
+        # The docstring of the class. Python 3.13 removes the indentation of docstrings, older ones do not.
+        if "description" in component:
+            component["description"] = inspect.cleandoc(component["description"])
     by_kind = {kind: _resolved(schema, components) for kind, schema in zip(kinds, schemas, strict=True)}
     paths: dict[str, dict[str, Any]] = {}
     for route in table.routes:
