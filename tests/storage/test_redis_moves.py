@@ -214,13 +214,14 @@ async def test_calls_go_to_the_master_that_sentinels_name_after_a_failover(
     connections = connect(f"{url}{'&' if '?' in url else '?'}durability=replicated")
     [base] = connections.address.bases
     assert await connections.call(ADD, base, 1, durable=True) == 1
-    assert redis_sentinels.master.command("GET", f"{base}:n") == b"1"
+    await replicated(redis_sentinels, f"{base}:n", b"1")
     before = redis_sentinels.master
 
     await off_the_loop(redis_sentinels.fail_over)
 
     assert redis_sentinels.master is not before
     assert await connections.call(ADD, base, 1, durable=True) == 2
+    await replicated(redis_sentinels, f"{base}:n", b"2")
 
     await off_the_loop(redis_sentinels.lose)
 
@@ -317,6 +318,13 @@ async def test_notifications_arrive_from_the_new_master(
         await woken(listener)
     finally:
         await subscriptions.close()
+
+
+async def replicated(group: RedisSentinels, key: str, value: bytes) -> None:
+    # One replica confirms a durable call, and the sentinels may promote the other.
+    await asyncio.to_thread(
+        servers.until, lambda: all(server.command("GET", key) == value for server in group.servers), "all replicas"
+    )
 
 
 def publish(server: RedisServer, base: str) -> None:
