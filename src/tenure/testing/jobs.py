@@ -69,7 +69,7 @@ class JobTester:
     by `travel`, except within a handler: its own `asyncio.sleep` and its time limits take real time. A wait for a job
     that no `drain` or `travel` runs would never end: it raises `UsageError` after a second.
 
-    Each method that waits has a twin that ends in `_sync`, for tests without an event loop.
+    Each `async` method also exists as a synchronous one whose name ends in `_sync`, for tests without an event loop.
 
     `start`: the instant at which the clock begins, 2026-01-01 UTC by default.
     """
@@ -191,7 +191,7 @@ class JobTester:
         """
         self._faults += [PlannedFault(task.name)] * times
 
-    # ── twins for tests without an event loop ─────────────────────────────────────────────────────────────────────
+    # ── synchronous methods for tests without an event loop ───────────────────────────────────────────────────────
 
     def drain_sync(self) -> int:
         """Call `drain` from a test without a running event loop."""
