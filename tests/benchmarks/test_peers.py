@@ -21,6 +21,8 @@ from benchmarks.peers.tally import Reader, Tally
 from benchmarks.server import a_postgres
 from tests.postgres_servers import missing_postgres
 
+pytestmark = pytest.mark.thorough
+
 ADAPTER = [sys.executable, "-m", "benchmarks.peers.ours"]
 EXPECTED = {"process_backlog": (150.0, None), "process_worn": (100.0, 300.0)}
 PEERS: dict[str, list[str]] = {"ours": [], "one": [], "other": []}

@@ -10,6 +10,8 @@ from tenure.http import connection
 from tenure.http.asgi import Receive, Scope, Send, answer
 from tenure.http.server import HTTPServer, ListenAddress
 
+pytestmark = pytest.mark.thorough
+
 BODY = b"x" * 24_000_000
 """More than the buffers of the kernel hold."""
 

@@ -27,6 +27,8 @@ from tenure.storage.connections import run_now
 from tenure.storage.protocol import ClaimRequest, Query
 from tests.flow.transactions import KINDS, Begin, Transaction, autocommitting
 
+pytestmark = pytest.mark.thorough
+
 OWNER = Owner("00000000000a11ce", "a test")
 
 ROUNDS = 500

@@ -34,6 +34,8 @@ from tenure.storage.protocol import EventPage, RenewRequest, SettleVerdict
 from tenure.storage.sqlite.job_transaction import SQLiteJobTransaction
 from tests.records import record_of
 
+pytestmark = pytest.mark.thorough
+
 CREATE = "CREATE TABLE IF NOT EXISTS charge (job text, run bigint)"
 INSERT = {"postgresql": "INSERT INTO {schema}charge VALUES (%s, %s)", "sqlite": "INSERT INTO charge VALUES (?, ?)"}
 ONCE = Retry(max_attempts=1)
