@@ -148,6 +148,7 @@ class TestRead:
         assert found.figures["read"] > 0
 
 
+@pytest.mark.postgres
 @pytest.mark.skipif(missing_postgres(own=True) is not None, reason=str(missing_postgres(own=True)))
 class TestPostgres:
     def test_jobs_are_processed_among_a_backlog_and_after_others(self) -> None:
