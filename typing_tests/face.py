@@ -456,6 +456,8 @@ async def save(account_id: int) -> None: ...
 
 
 app.task(throttle=Throttle(max=10))  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+app.task(search=("account", "order.id"))
+app.task(search=[5])  # type: ignore[list-item]  # pyright: ignore[reportCallIssue, reportArgumentType]
 app.task(unique=5)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
 app.task(run="thread")  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
 app.task(rate=10)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]

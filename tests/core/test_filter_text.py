@@ -30,6 +30,8 @@ def name(text: str) -> NamePattern:
         ('task:"a \\"b\\", c\\\\",d', {"tasks": (name('a "b", c\\'), name("d"))}),
         ("tag:vip  tag:new", {"tags": ("vip", "new")}),
         ("customer:7 order.id:8", {"tags": ("customer:7", "order.id:8")}),
+        ("order:7 region:eu page:3 task_id:4", {"tags": ("order:7", "region:eu", "page:3", "task_id:4")}),
+        ("tag:stat:x", {"tags": ("stat:x",)}),
         ('tag:"stat:x"', {"tags": ("stat:x",)}),
         ("key:account:9", {"keys": (name("account:9"),)}),
         ("reason:crashed", {"reasons": ("crashed",)}),
@@ -61,6 +63,14 @@ def test_a_filter_has_its_conditions(text: str, conditions: dict[str, Any]) -> N
         ("queue:x state:failed,x", 22, "state 'x' is unknown; use one of"),
         ("reason:crash", 8, "did you mean 'crashed'?"),
         ("tags:x", 1, """field 'tags' is unknown; did you mean 'tag' or 'task'? If it is a tag, write tag:"tags:x\""""),
+        *(
+            (f"{wrong}:x", 1, f"field {wrong!r} is unknown; did you mean")
+            for wrong in ("State", "stat", "sttae", "stage")
+        ),
+        *(
+            (f"{wrong}:x", 1, f"field {wrong!r} is unknown; did you mean")
+            for wrong in ("statex", "xstate", "ids", "queues")
+        ),
         ("tag:a,b", 7, "write tag:a tag:b"),
         ("customer:7,8", 12, "write customer:a customer:b"),
         ("id:1,2", 6, "id takes one value"),

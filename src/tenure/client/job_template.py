@@ -8,6 +8,7 @@ from msgspec import Struct, structs
 
 from tenure.client.encoder import CallEncoder
 from tenure.client.handle import Job
+from tenure.client.search_tags import TAGS, SearchTags
 from tenure.client.signature import Signature
 from tenure.clock import SECOND
 from tenure.core.check import named, no_others, several, shown
@@ -53,9 +54,6 @@ from tenure.storage.protocol import EnqueueResult
 R_co = TypeVar("R_co", covariant=True)
 T = TypeVar("T")
 
-TAGS = 100
-"""The most tags of a job."""
-
 MERGED = frozenset(
     ("concurrency_key", "concurrency_limit", "fair_key", "fair_weight", "unique", "lifo", "throw_on_duplicate")
 )
@@ -95,12 +93,14 @@ class JobTemplate(Struct, frozen=True, eq=False):
     """What the jobs of a task's calls have in common, with or without options of the call.
 
     `common`: the job of every call, with an empty payload; its id is empty unless the call's options name one. `keys`:
-    sets the fields that depend on the arguments. `encoder`: the encoder of the task's app; None if the task has no app
-    yet, so that the template is used for checks only. The other fields are those of the task.
+    sets the fields that depend on the arguments, except the tags that `search` adds. `encoder`: the encoder of the
+    task's app; None if the task has no app yet, so that the template is used for checks only. The other fields are
+    those of the task.
     """
 
     common: NewJob
     keys: "CallKeys"
+    search: SearchTags | None
     encoder: CallEncoder | None
     signature: Signature
     settings: TaskOptions
@@ -123,13 +123,15 @@ class JobTemplate(Struct, frozen=True, eq=False):
         """Return the template of calls without options.
 
         Raises:
-            UsageError: options contradict each other, or a key template names an argument that the task does not take.
+            UsageError: options contradict each other, or a key template or a search field names an argument that the
+                task does not take.
         """
         check_conflicts(settings, collects=collect is not None)
         _check_timing(settings, CallOptions(), collect)
         common = _common(name, settings, timing, version=version)
         keys = CallKeys(name, settings, signature.parameters, collect=collect, version=version)
-        return cls(common, keys, encoder, signature, settings, timing, collect, version)
+        search = SearchTags(name, settings.search, signature) if settings.search else None
+        return cls(common, keys, search, encoder, signature, settings, timing, collect, version)
 
     def with_options(self, options: CallOptions) -> "JobTemplate":
         """Return the template of calls with these options.
@@ -148,7 +150,7 @@ class JobTemplate(Struct, frozen=True, eq=False):
         if settings is not self.settings:
             keys = CallKeys(self.common.task, settings, signature.parameters, collect=collect, version=version)
         common = _with_options(self.common, options, settings, self.timing)
-        return JobTemplate(common, keys, self.encoder, signature, settings, self.timing, collect, version)
+        return JobTemplate(common, keys, self.search, self.encoder, signature, settings, self.timing, collect, version)
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> EncodedCall[Any]:
         """Return a call with these arguments.
@@ -164,6 +166,10 @@ class JobTemplate(Struct, frozen=True, eq=False):
         if not keys.plain:
             arguments = Arguments(args, kwargs, lambda: signature.arguments(args, kwargs))
             job = keys.apply(job, arguments, lambda: encoder.digest(signature, payload))
+        if self.search is not None:
+            # The arguments as the handler gets them: a date that was passed as a text is a date there.
+            decoded = signature.arguments(*signature.decode(encoder.codec, payload))
+            job = structs.replace(job, tags=self.search.added(job.tags, decoded))
         return EncodedCall(signature, job, keys.throws, keys.skips)
 
 

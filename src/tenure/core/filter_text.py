@@ -5,7 +5,7 @@ r"""Parses a job filter that people write: `state:failed,expired task:mail.* tag
     VALUE   = word | '"' text '"'             in a quoted text, \" stands for " and \\ for \
 
 `*` in a word stands for any characters, except in quotes. A field that is not in `FIELDS` is a tag: `customer:7` means
-`tag:"customer:7"`.
+`tag:"customer:7"`. A field that differs little from one of `FIELDS` is a mistake.
 """
 
 import re
@@ -19,7 +19,7 @@ from tenure.core.duration import duration, micros
 from tenure.core.fingerprint import LENGTH
 from tenure.core.job import DeadReason
 from tenure.core.lifecycle import State
-from tenure.core.suggestion import close_to, did_you_mean
+from tenure.core.suggestion import did_you_mean
 from tenure.errors import UsageError
 
 LONGEST = 4_096
@@ -27,6 +27,9 @@ LONGEST = 4_096
 
 MOST_VALUES = 100
 """How many values a filter may have in all."""
+
+SHORT = 3
+"""Known fields with up to this many letters differ by one letter from many words."""
 
 T = TypeVar("T")
 
@@ -241,7 +244,7 @@ def _condition(term: _Term, kind: str) -> dict[str, Any]:
 
 
 def _search_tag(term: _Term, field: str) -> str:
-    meant = close_to(field, FIELDS)
+    meant = any(_is_misspelt(field.casefold(), known) for known in FIELDS)
     value = _single(term, f"a job must have all of its tags; write {field}:a {field}:b")
     if meant:
         raise FilterTextError(
@@ -249,6 +252,24 @@ def _search_tag(term: _Term, field: str) -> str:
             f'field {field!r} is unknown{did_you_mean(field, FIELDS)} If it is a tag, write tag:"{field}:{value.text}"',
         )
     return _name(_Value(f"{field}:{value.text}", term.position))
+
+
+def _is_misspelt(field: str, known: str) -> bool:
+    """Return True if a field is probably a known one: its plural, or it with one letter changed or two swapped.
+
+    Names that are less similar are those of search fields: `region` is not `reason`, and `page` is not `age`.
+    """
+    if len(known) <= SHORT or abs(len(field) - len(known)) > 1:
+        return field in (known, f"{known}s")
+    start = next((at for at, (one, other) in enumerate(zip(field, known, strict=False)) if one != other), None)
+    if start is None:
+        return True
+    rest, known_rest = field[start:], known[start:]
+    return (
+        rest[1:] in (known_rest, known_rest[1:])
+        or rest == known_rest[1:]
+        or (rest[:2] == known_rest[:2][::-1] and rest[2:] == known_rest[2:])
+    )
 
 
 def _each(term: _Term, read: Callable[[_Value], T]) -> tuple[T, ...]:

@@ -17,6 +17,7 @@ from tenure.options.merges import Debounce, Throttle, Unique, valid_debounce, va
 from tenure.options.merging import Layer, fill, overlay
 from tenure.options.rate import Rate, Rates, valid_rates
 from tenure.options.retry import Retry, valid_retry
+from tenure.options.search import valid_search
 from tenure.options.seconds import option_duration
 from tenure.options.stall import Stall, valid_stall
 from tenure.options.transactions import TransactionConnection
@@ -68,6 +69,8 @@ class TaskOptions(Layer):
     - `debounce`, `throttle`: see `Debounce` and `Throttle`.
     - `run`: where the handler runs. "auto": the event loop for a coroutine function, a thread for a plain function.
       "process": a process of its own, so that a crash of the handler does not affect the worker.
+    - `search`: arguments whose values become tags of the job, such as `customer:7`, so that it can be found by them;
+      `"order.id"` reads a field of an argument. () removes the fields that an app or a router sets.
     """
 
     queue: str | None
@@ -95,6 +98,7 @@ class TaskOptions(Layer):
     debounce: Debounce | Literal[False] | None
     throttle: Throttle | Literal[False] | None
     run: RunIn | None
+    search: tuple[str, ...] | None
 
     def __init__(
         self,
@@ -124,6 +128,7 @@ class TaskOptions(Layer):
         debounce: Debounce | Literal[False] | None = None,
         throttle: Throttle | Literal[False] | None = None,
         run: RunIn | None = None,
+        search: Sequence[str] | None = None,
     ) -> None:
         """Set the options that differ from the defaults.
 
@@ -161,6 +166,7 @@ class TaskOptions(Layer):
             debounce=_unless_false(debounce, valid_debounce),
             throttle=_unless_false(throttle, valid_throttle),
             run=one_of(run, get_args(RunIn), field="run"),
+            search=None if search is None else valid_search(search),
         )
         check_conflicts(self)
 
@@ -197,6 +203,7 @@ class TaskSettings(TypedDict, total=False):
     debounce: Debounce | Literal[False]
     throttle: Throttle | Literal[False]
     run: RunIn
+    search: Sequence[str]
 
 
 class CallOptions(TypedDict, total=False):
@@ -293,6 +300,11 @@ def check_conflicts(options: TaskOptions, *, collects: bool = False) -> None:
                 f"throw_on_duplicate and {names[0]} contradict each other: a call whose key is held is merged and not "
                 "a duplicate; leave it out, or switch the inherited one off with throw_on_duplicate=False"
             )
+    if options.search and collects:
+        raise UsageError(
+            "search and collect contradict each other: a batch has the tags of its first call only; give the calls "
+            "tags=[...], or switch the inherited search off with search=()"
+        )
     if options.lifo and options.fair_key:
         raise UsageError(
             "lifo and fair_key contradict each other: tenants that take turns have an order of their own; give one, "
