@@ -76,7 +76,7 @@ KIT_FLOORS: dict[str, int] = {
 INNER_FLOORS: dict[str, tuple[str, ...]] = {
     "tenure.worker": (
         "event_loop injected known_tasks lifespan partitions recycling retry_delay scoreboard stop_signals "
-        "supervisor_messages worker_metrics",
+        "supervisor_messages task_publisher worker_metrics",
         "loop_lag",
         "active_runs",
         "deps prefetch stacks",
@@ -97,8 +97,8 @@ INNER_FLOORS: dict[str, tuple[str, ...]] = {
     ),
     "tenure_testing.conformance": (
         "helpers state_machine",
-        "claim_numbers collecting crashes differential enqueue events exchange many_queues notices order reading "
-        "reclaim regressions renew revise sweep ttl tune unique_keys",
+        "claim_numbers collecting crashes differential enqueue events exchange many_queues notices order "
+        "published_tasks reading reclaim regressions renew revise sweep ttl tune unique_keys",
         "concurrency_keys dead_letters limits moves pause rates retention schedules unknown_tasks",
         "suite",
         "__init__",

@@ -36,6 +36,17 @@ def test_a_burst_runs_the_waiting_jobs_and_exits(tasks: Terminal) -> None:
 
 
 @pytest.mark.system
+@EVERYWHERE
+def test_the_tasks_of_a_worker_are_listed_without_its_app(tasks: Terminal) -> None:
+    assert tasks.ended("worker", "tasks:app", "--burst").returncode == 0
+
+    (add, hang) = tasks.read("tasks")
+    assert (add["name"], add["signature"], hang["name"]) == ("add", "(a: int, b: int) -> int", "hang")
+    assert tasks.read("tasks", "tasks:app") == [add, hang]
+    assert "tasks needs an app" in tasks.refused("tasks", env={"TENURE_URL": None})
+
+
+@pytest.mark.system
 def test_a_worker_serves_the_named_queues(tasks: Terminal) -> None:
     job, other = tasks.enqueue("add", 1, 2, queue="mail"), tasks.enqueue("add", 3, 4)
     assert tasks.ended("worker", "tasks:app", "--burst", "-q", "letters,mail").returncode == 0

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tenure import Tenure
 from tenure.console import Console, User
 from tenure.console.redaction import DEEPEST, REDACTED, Redactor
+from tenure.ops.task_schemas import JSONSchema
 from tests.console.conftest import Shop, served
 from tests.console.site import call, get, path_to
 
@@ -238,6 +239,19 @@ async def test_redacted_values_are_in_no_answer(shop: Shop) -> None:
 
     assert shown["arguments"] == {"to": "ann", "password": REDACTED}
     assert shown["log"][0]["fields"]["password"] == REDACTED
+
+
+def test_a_schema_keeps_its_fields_and_loses_their_redacted_values() -> None:
+    def schema(field: dict[str, Any]) -> dict[str, Any]:
+        return {"properties": {"password": field, "to": {"default": 1}}, "anyOf": [{"properties": {"password": field}}]}
+
+    left = {"type": "string", "description": "see password=x"}
+    whole = schema({**left, "default": "hunter2", "enum": ["hunter2"]})
+
+    assert Redactor(["Password"]).plain({"a": JSONSchema(whole), "password": {"default": 1}}) == {
+        "a": schema(left),
+        "password": REDACTED,
+    }
 
 
 def test_records_of_users_are_redacted_as_dicts_are() -> None:

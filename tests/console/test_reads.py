@@ -7,16 +7,18 @@ import msgspec
 import pytest
 
 from tenure import Tenure
+from tenure.console.api import AdminAPI
 from tenure.console.records import LOOKS
 from tenure.console.routes import Route
 from tenure.console.table import TABLE
 from tenure.core.filter_text import JobConditions, parse_filter
 from tenure.core.lifecycle import State
+from tenure.ops.access import StorageAccess
 from tenure.ops.job_list import PAGE, selected_jobs, selection
 from tenure.ops.queue_stats import queue_stats
 from tenure.storage.protocol import Page, Query
 from tests.console.conftest import EVERY_STORAGE, HOLDER, Shop
-from tests.console.site import path_to
+from tests.console.site import call, path_to
 
 pytestmark = pytest.mark.thorough
 
@@ -204,6 +206,25 @@ async def test_a_filter_whose_queue_does_not_exist_reads_no_job() -> None:
 
         assert none.query is None
         assert (await selected_jobs(app.storage, none, limit=1, after=None)).jobs == ()
+
+
+@EVERY_STORAGE
+async def test_tasks_are_shown_as_workers_published_them_without_the_apps_code(shop: Shop) -> None:
+    async def access() -> StorageAccess:
+        return StorageAccess(shop.app.storage, shop.app.codec.decode, shop.app.timing)
+
+    console = AdminAPI(access)
+
+    tasks = {task["name"]: task for task in (await call(console, path_to("tasks"))).json["tasks"]}
+    task = (await call(console, path_to("tasks", "mail.send"))).json
+
+    assert {"charge", "mail.break", "mail.send"} < {*tasks}
+    assert (tasks["mail.send"]["declared"], tasks["mail.send"]["published"]["arguments"]) == (None, None)
+    assert (tasks["charge"]["published"]["enqueueable"], task["published"]["enqueueable"]) == (False, True)
+    assert task["published"]["queue"] == "mail"
+    assert task["published"]["signature"] == "(to: str, password: str = '') -> str"
+    assert task["published"]["arguments"]["properties"]["password"] == {"type": "string", "default": ""}
+    assert task["published"]["returns"] == {"type": "string"}
 
 
 @EVERY_STORAGE

@@ -48,6 +48,7 @@ def test_a_worker_ends_its_run_claims_no_more_and_names_the_new_storage(
         assert await jobs[0].state() is State.COMPLETED
         [line] = [record.getMessage() for record in caplog.records if "were moved" in record.getMessage()]
         assert line.endswith("were moved to memory://elsewhere; start workers there")
+        assert [task.arguments is not None for task in await other.published(["count"])] == [True]
 
         new = counting(harness.app(timing=FAST, storage=other), ran)
         await harness.start(new.worker(), "new worker")

@@ -7,7 +7,7 @@ from datetime import UTC, date, datetime
 from decimal import Decimal
 from enum import Enum
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, TypedDict, cast
 from uuid import UUID
 
 import pytest
@@ -48,7 +48,7 @@ class Order:
 
 def tags(search: tuple[str, ...], function: Any, *args: Any, **kwargs: Any) -> tuple[str, ...]:
     """Return the tags of a call of a function as a task."""
-    task: Any = Tenure("memory://").task(search=search, name="charge")(function)
+    task = cast(Any, Tenure("memory://").task(search=search, name="charge"))(function)
     made: tuple[str, ...] = task.call(*args, **kwargs).job.tags
     return made
 
@@ -174,7 +174,7 @@ def test_search_is_inherited_and_an_empty_one_ends_that() -> None:
     async def routed(region: str) -> None: ...
 
     app.include(router)
-    assert [task.call(*args).job.tags for task, args in ((inherits, (7,)), (without, (7,)), (routed, ("eu",)))] == [
+    assert [call.job.tags for call in (inherits.call(7), without.call(7), routed.call("eu"))] == [
         ("customer:7",),
         (),
         ("region:eu",),

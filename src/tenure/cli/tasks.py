@@ -1,12 +1,15 @@
-"""`tenure tasks`: lists the tasks of an app."""
+"""`tenure tasks`: lists the tasks of an app, or those that workers have published."""
+
+import asyncio
 
 import click
 
+from tenure.cli.access import accessed
 from tenure.cli.load import load
 from tenure.cli.render import as_json, printable, table
 from tenure.cli.session import CommandSession, storage
 from tenure.errors import UsageError
-from tenure.ops.tasks import TaskView, task_views
+from tenure.ops.tasks import TaskView, task_views, view_of_published
 
 
 @click.command()
@@ -16,13 +19,20 @@ from tenure.ops.tasks import TaskView, task_views
 def tasks(session: CommandSession, target: str | None) -> None:
     """List the tasks of an app: queue, signature and options.
 
-    Loads the app and does not use the storage.
+    Loads the app and does not use the storage. Without an app, it lists the tasks that workers of the storage (--url)
+    have published within the last 30 days.
     """
     name = target or session.app
-    if name is None:
-        raise UsageError("tasks needs an app; give one as module:attribute, such as tasks:app, or set TENURE_APP")
-    app = load(name, folder=session.app_dir)
-    views = task_views({**app.declared, **app.tasks}.values(), implemented=app.tasks)
+    if name is not None:
+        app = load(name, folder=session.app_dir)
+        views = task_views({**app.declared, **app.tasks}.values(), implemented=app.tasks)
+    elif session.url is not None or session.fallback is not None:
+        views = asyncio.run(_published(session))
+    else:
+        raise UsageError(
+            "tasks needs an app; give one as module:attribute, such as tasks:app, or set TENURE_APP; for the tasks "
+            "that workers have published, give --url or set TENURE_URL"
+        )
     if as_json(session, views):
         return
     if session.quiet:
@@ -30,6 +40,11 @@ def tasks(session: CommandSession, target: str | None) -> None:
             click.echo(printable(view.name))
         return
     table(session, ("name", "queue", "signature", "options"), list(map(_row, views)))
+
+
+async def _published(session: CommandSession) -> list[TaskView]:
+    async with accessed(session) as access:
+        return list(map(view_of_published, await access.storage.published()))
 
 
 def _row(view: TaskView) -> list[str]:

@@ -130,7 +130,9 @@ class JobTemplate(Struct, frozen=True, eq=False):
         _check_timing(settings, CallOptions(), collect)
         common = _common(name, settings, timing, version=version)
         keys = CallKeys(name, settings, signature.parameters, collect=collect, version=version)
-        search = SearchTags(name, settings.search, signature) if settings.search else None
+        search = SearchTags(name, settings.search) if settings.search else None
+        if search is not None:
+            search.check(signature)
         return cls(common, keys, search, encoder, signature, settings, timing, collect, version)
 
     def with_options(self, options: CallOptions) -> "JobTemplate":

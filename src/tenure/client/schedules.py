@@ -168,24 +168,23 @@ async def put_back(
     rng: Random,
     logger: logging.Logger,
 ) -> None:
-    """Store the declared schedules again each time `lost` is set. No error ends this; a failed attempt is repeated."""
-    while True:
-        await lost.wait()
-        unstored, failures = schedules, 0
-        while unstored or lost.is_set():
-            if lost.is_set():
-                lost.clear()
-                unstored = schedules
-            why = "a part of the storage is unreachable"
-            try:
-                unstored = await put_all(storage, unstored)
-            except Exception as error:
-                why = f"{error!r}"
-            if unstored:
-                failures += 1
-                if failures == 1:
-                    logger.error("cannot put back schedules that code declares, trying again: %s", why)
-                await asyncio.sleep(PATIENCE.rest(failures, rng))
+    """Store the declared schedules again if `lost` is set, and clear it. A failed attempt is repeated."""
+    unstored: Collection[Schedule] = ()
+    failures = 0
+    while unstored or lost.is_set():
+        if lost.is_set():
+            lost.clear()
+            unstored = schedules
+        why = "a part of the storage is unreachable"
+        try:
+            unstored = await put_all(storage, unstored)
+        except Exception as error:
+            why = f"{error!r}"
+        if unstored:
+            failures += 1
+            if failures == 1:
+                logger.error("cannot put back schedules that code declares, trying again: %s", why)
+            await asyncio.sleep(PATIENCE.rest(failures, rng))
 
 
 async def _put(storage: Storage, now: int, schedules: Collection[Schedule]) -> None:

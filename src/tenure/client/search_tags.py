@@ -10,7 +10,7 @@ from uuid import UUID
 import msgspec
 from msgspec import inspect as types
 
-from tenure.client.signature import Signature
+from tenure.client.signature import Gathers, Signature
 from tenure.client.value_types import is_model
 from tenure.core.check import shown
 from tenure.core.suggestion import did_you_mean
@@ -29,18 +29,21 @@ _ANY = types.AnyType()
 
 
 class SearchTags:
-    """Reads the values of a task's search fields from the arguments of its calls.
+    """Reads the values of a task's search fields from the arguments of its calls."""
 
-    Raises:
-        UsageError: a path names an argument or a field that does not exist, or one that cannot be a tag.
-    """
-
-    def __init__(self, task: str, paths: Iterable[str], signature: Signature) -> None:
+    def __init__(self, task: str, paths: Iterable[str]) -> None:
         self._task = task
-        self._signature = signature
         self._paths = [(path, path.split(".")) for path in paths]
+
+    def check(self, signature: Signature) -> None:
+        """Check the paths.
+
+        Raises:
+            UsageError: a path names an argument or a field that does not exist, or one that cannot be a tag.
+        """
+        arguments = {name: (kind, gathers) for name, kind, _, gathers in signature.accepted()}
         for path, steps in self._paths:
-            self._check(path, steps)
+            self._check(path, steps, arguments)
 
     def added(self, tags: tuple[str, ...], arguments: Mapping[str, Any]) -> tuple[str, ...]:
         """Return the tags of a call: those that it was given, and those of its search fields.
@@ -99,9 +102,8 @@ class SearchTags:
             "the task's search"
         )
 
-    def _check(self, path: str, steps: list[str]) -> None:
+    def _check(self, path: str, steps: list[str], found: Mapping[str, tuple[Any, Gathers]]) -> None:
         name, *rest = steps
-        found = {name: (kind, gathers) for name, kind, _, gathers in self._signature.accepted()}
         if name not in found:
             meant = did_you_mean(name, found) or f"; it takes {', '.join(found) or 'nothing'}"
             raise UsageError(f"search = {path!r} names {name!r}, which task {self._task!r} does not take{meant}")

@@ -113,6 +113,25 @@ class Signature:
         return (ITEM,) if self.collects else tuple(name for name, _ in self._kinds)
 
     @property
+    def record(self) -> type:
+        """The class of which a payload is the encoded object: the arguments by name."""
+        return self._record
+
+    @property
+    def returns(self) -> Any:
+        """The type of the result; Any if it is not known."""
+        return self._returns
+
+    def plain_defaults(self) -> dict[str, Any]:
+        """Return the defaults of parameters as plain data, those that JSON can hold."""
+        found: dict[str, Any] = {}
+        for name, parameter in self._signature.parameters.items():
+            if parameter.default is not parameter.empty:
+                with suppress(Exception):
+                    found[name] = msgspec.json.decode(msgspec.json.encode(self._types.plain(parameter.default)))
+        return found
+
+    @property
     def for_callers(self) -> inspect.Signature:
         """The signature for callers: without injected parameters, and parameters after those are keyword-only."""
         return self._signature

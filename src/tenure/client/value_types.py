@@ -36,7 +36,7 @@ from tenure.errors import UsageError
 TypeHooks = tuple[Callable[[Any], Any], Callable[[Any], Any]]
 """Two functions for a class: one returns a value as plain data, the other makes a value of the plain data."""
 
-_AS_TEXT: tuple[type, ...] = (
+AS_TEXT: tuple[type, ...] = (
     PurePath,
     ipaddress.IPv4Address,
     ipaddress.IPv6Address,
@@ -135,7 +135,7 @@ class ValueTypes:
             return data
         if cls in self._own:
             return self._own[cls][1](data)
-        if issubclass(cls, _AS_TEXT):
+        if issubclass(cls, AS_TEXT):
             if type(data) is not str:
                 raise ValueError(f"a {cls.__name__} is encoded as text, not as {shown(data)}")
             return cls(data)
@@ -178,7 +178,7 @@ class ValueTypes:
         decoded: Any = read
         if is_model(cls):
             return self._model_difference(sent, read, path)
-        if isinstance(sent, _AS_TEXT):
+        if isinstance(sent, AS_TEXT):
             return None if original == decoded else _changed(original, decoded, path)
         if any(known in self._own for known in cls.__mro__):
             return None if is_same(original, decoded) else _changed(original, decoded, path)
@@ -203,7 +203,7 @@ class ValueTypes:
         for known in cls.__mro__:
             if known in self._own:
                 return self._own[known][0](value)
-        if isinstance(value, _AS_TEXT):
+        if isinstance(value, AS_TEXT):
             return str(value)
         if is_model(cls):
             return dumped(value)
@@ -239,7 +239,7 @@ class ValueTypes:
                 parts.rest.append(member)
             elif known in self._own:
                 parts.own.append(member)
-            elif issubclass(known, _AS_TEXT):
+            elif issubclass(known, AS_TEXT):
                 parts.texts.append(member)
             else:
                 parts.models.append(member)
@@ -249,7 +249,7 @@ class ValueTypes:
         if isinstance(cls, OneOfType):
             self._check_union(cls, what)
             return
-        if cls is object or cls in self._own or issubclass(cls, _AS_TEXT):
+        if cls is object or cls in self._own or issubclass(cls, AS_TEXT):
             return
         name = cls.__qualname__
         if is_model(cls):
@@ -433,7 +433,7 @@ def _is_custom(hint: Any) -> bool:
 
 
 def _is_known_type(value: object) -> bool:
-    return isinstance(value, _AS_TEXT) or is_model(type(value))
+    return isinstance(value, AS_TEXT) or is_model(type(value))
 
 
 def _changed(sent: Any, read: Any, path: str) -> str:

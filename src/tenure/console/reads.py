@@ -52,6 +52,7 @@ from tenure.core.duration import Duration, duration, micros, moment
 from tenure.core.events import AnyEvent, EventsTrimmed
 from tenure.core.filter_text import JobConditions, NamePattern, exact_names, parse_filter
 from tenure.core.job import Ref
+from tenure.core.published import PublishedTask
 from tenure.core.schedule import Schedule
 from tenure.core.suggestion import alternatives, close_to, did_you_mean
 from tenure.errors import UsageError
@@ -63,6 +64,7 @@ from tenure.ops.jobs import detail_of, reasons_of
 from tenure.ops.names import KnownNames
 from tenure.ops.queue_stats import queue_stats
 from tenure.ops.run_history import why_again
+from tenure.ops.task_schemas import published_task, published_task_view
 from tenure.ops.tasks import task_views
 from tenure.ops.views import (
     DeadGroupsView,
@@ -166,21 +168,26 @@ async def queue_statistics(call: ApiCall, query: StatsQuery) -> QueueStatsView:
 
 
 async def tasks(call: ApiCall, query: Struct) -> TasksView:
-    """List the tasks that a worker, a schedule, a setting or the app names."""
+    """List the tasks that a worker, a schedule, a setting or the app names, or that a worker has published."""
     found = await _survey(call)
-    return TasksView(tasks=[_task(call, found, name) for name in sorted(_known(call, found).tasks)])
+    published = {task.name: task for task in await call.access.storage.published() if call.user.sees(task.queue)}
+    names = sorted({*_known(call, found).tasks, *published})
+    return TasksView(tasks=[_task(call, found, name, published.get(name)) for name in names])
 
 
 async def task(call: ApiCall, query: Struct) -> TaskStatusView:
-    """Show one task."""
+    """Show one task, with the JSON Schemas of its arguments and its result."""
     found = await _survey(call)
     name, known = call.path["task"], _known(call, found).tasks
-    if name not in known:
+    published = await published_task(call.access.storage, name)
+    if published is not None and not call.user.sees(published.queue):
+        published = None
+    if name not in known and published is None:
         raise unknown_name("unknown-task", "task", name, sorted(known))
-    return _task(call, found, name)
+    return _task(call, found, name, published)
 
 
-def _task(call: ApiCall, found: Survey, name: str) -> TaskStatusView:
+def _task(call: ApiCall, found: Survey, name: str, published: PublishedTask | None) -> TaskStatusView:
     versions = [
         worker.tasks[name]
         for worker in found.workers
@@ -196,6 +203,7 @@ def _task(call: ApiCall, found: Survey, name: str) -> TaskStatusView:
         paused=name in found.paused_tasks,
         rate=task_rates_view(found).get(name),
         declared=declared,
+        published=None if published is None else published_task_view(published),
     )
 
 

@@ -7,6 +7,7 @@ from msgspec import Meta, Struct
 from tenure.console.routes import Payloads
 from tenure.console.users import Role
 from tenure.ops.job_list import JobRowView
+from tenure.ops.task_schemas import PublishedTaskView
 from tenure.ops.tasks import TaskView
 from tenure.ops.views import LogView, QueueSettingsView, RateView, ReasonView, RunView, ScheduleView, TickView
 from tenure.ops.workers import ListedWorker, StackView
@@ -186,7 +187,8 @@ class TaskStatusView(Struct, frozen=True, kw_only=True):
     """A task. `workers`: how many live workers know it; `version`: the newest payload version that one of them reads.
 
     `waiting_unknown`: it has jobs that no worker can read. `rate`: an operator's, in place of those in the code.
-    `declared`: what the app says of it, if the console has an app.
+    `declared`: what the app says of it, if the console has an app. `published`: what a worker last said of it, null if
+    none has done so for 30 days.
     """
 
     name: str
@@ -196,9 +198,10 @@ class TaskStatusView(Struct, frozen=True, kw_only=True):
     paused: bool
     rate: RateView | None
     declared: TaskView | None
+    published: PublishedTaskView | None
 
 
 class TasksView(Struct, frozen=True, kw_only=True):
-    """The tasks that a worker, a schedule, a setting or the app names."""
+    """The tasks that a worker, a schedule, a setting or the app names, or that a worker has published."""
 
     tasks: list[TaskStatusView]

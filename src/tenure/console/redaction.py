@@ -7,13 +7,14 @@ import re
 from collections.abc import Iterable, Mapping
 from datetime import date, datetime, timedelta
 from decimal import Decimal
-from typing import Any
+from typing import Any, cast
 from uuid import UUID
 
 import msgspec
 from msgspec import Struct
 
 from tenure.core.check import named, several
+from tenure.ops.task_schemas import JSONSchema
 
 REDACTED = "[redacted]"
 
@@ -22,6 +23,9 @@ DEEPEST = 100
 
 LONGEST_NUMBER = 10_000
 """The greatest length of an integer that is written as a number, in bits."""
+
+_VALUES = ("default", "examples", "const", "enum")
+"""The words of a JSON Schema that hold values of its field."""
 
 _LEFT_OUT = "[nested too deep]"
 
@@ -58,6 +62,8 @@ class Redactor:
                 return _basic(value)
             case Struct() if _is_ours(value):
                 return self._of_struct(value, depth)
+            case JSONSchema():
+                return self._of_schema(whole)
             case dict():
                 return self._of_mapping(whole, depth)
             case list() | tuple() | set() | frozenset():
@@ -67,6 +73,25 @@ class Redactor:
 
     def _of_mapping(self, value: Mapping[Any, Any], depth: int) -> dict[str, Any]:
         return {self._name(name): self._of_field(name, item, depth) for name, item in value.items()}
+
+    def _of_schema(self, value: Any) -> Any:
+        """Return a schema, without the values that it has for fields with these names. The rest describes no value."""
+        whole = value
+        match value:
+            case list():
+                return [self._of_schema(item) for item in whole]
+            case str():
+                return _encodable(value)
+            case dict():
+                made: dict[str, Any] = {_encodable(name): self._of_schema(part) for name, part in whole.items()}
+            case _:
+                return value
+        fields = made.get("properties")
+        if isinstance(fields, dict):
+            for name, field in cast("dict[str, Any]", fields).items():
+                if name.casefold() in self._names and isinstance(field, dict):
+                    fields[name] = {word: part for word, part in field.items() if word not in _VALUES}
+        return made
 
     def _of_items(self, value: Iterable[Any], depth: int) -> list[Any]:
         return [self._plain(item, depth + 1) for item in value]

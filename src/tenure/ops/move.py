@@ -20,6 +20,7 @@ from tenure.clock import SECOND
 from tenure.core.job import JobDetail, JobRecord, Owner, Ref
 from tenure.core.lifecycle import State
 from tenure.core.move import MoveBatch, MoveMark, MoveReceipt
+from tenure.core.published import PUBLISH_LIMIT
 from tenure.core.schedule import Schedule
 from tenure.errors import StorageError, UsageError
 from tenure.ids import owner_id
@@ -247,11 +248,16 @@ class Move:
     # ── queues ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def _move_settings(self, survey: Survey, queue: QueueSurvey) -> None:
-        """Move the settings of a queue, and with those of the first queue the settings of all tasks."""
+        """Move the settings of a queue, and with those of the first queue what is stored of all tasks."""
         if queue is survey.queues[0]:
             for task in sorted({*survey.paused_tasks, *survey.task_rates}):
                 paused, rate = task in survey.paused_tasks or None, survey.task_rates.get(task)
                 await self._target.tune(Target("task", task), Settings(paused=paused, rate=rate), by=BY)
+            names = [task.name for task in await self._source.published()]
+            for first in range(0, len(names), PUBLISH_LIMIT):
+                # What workers of the target have published is newer.
+                some = await self._source.published(names[first : first + PUBLISH_LIMIT])
+                await self._target.publish(some, renewal=True)
         own = structs.replace(queue.settings, moved=None)
         await self._target.tune(Target("queue", queue.queue), own, by=BY)
         self._on_step("settings")

@@ -1,14 +1,13 @@
 """The tasks of an app, as records for people and programs; arguments as people write them, made into a call's."""
 
 from collections.abc import Iterable
-from dataclasses import fields, is_dataclass
-from datetime import timedelta
-from typing import Any, cast
+from typing import Any
 
 from msgspec import Struct
 
+from tenure.client.publication import help_line, option_texts
 from tenure.client.task import Task
-from tenure.core.duration import duration_text, micros
+from tenure.core.published import PublishedTask
 
 
 class TaskView(Struct, frozen=True, kw_only=True):
@@ -32,31 +31,26 @@ def task_views(tasks: Iterable[Task[..., Any]], *, implemented: Iterable[str]) -
     return [_task_view(task, implemented=task.name in own) for task in sorted(tasks, key=lambda task: task.name)]
 
 
+def view_of_published(task: PublishedTask) -> TaskView:
+    """Return the view of a task that a worker has published."""
+    return TaskView(
+        name=task.name,
+        queue=task.queue,
+        signature=task.signature,
+        help=task.help,
+        version=task.version,
+        implemented=True,
+        options=task.options,
+    )
+
+
 def _task_view(task: Task[..., Any], *, implemented: bool) -> TaskView:
-    settings = task.settings
-    options = {spec.name: getattr(settings, spec.name) for spec in fields(settings) if spec.name != "queue"}
     return TaskView(
         name=task.name,
         queue=task.queue,
         signature=str(task.signature.for_callers),
-        help=next(iter((task.__doc__ or "").strip().splitlines()), ""),
+        help=help_line(task),
         version=task.migrations.version,
         implemented=implemented,
-        options={name: _text(value) for name, value in options.items() if value is not None and value != ()},
+        options=option_texts(task),
     )
-
-
-def _text(value: object) -> str:
-    """Return the value of an option as text; of nested options, those that are set."""
-    match value:
-        case timedelta():
-            return duration_text(micros(value))
-        case tuple():
-            return ",".join(map(_text, cast("tuple[object, ...]", value)))
-        case str() | bool() | int() | float():
-            return str(value)
-        case _ if is_dataclass(value):
-            parts = ((spec.name, getattr(value, spec.name)) for spec in fields(value))
-            return " ".join(f"{name}={_text(part)}" for name, part in parts if part is not None)
-        case _:
-            return getattr(value, "__qualname__", None) or str(value)

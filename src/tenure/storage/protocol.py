@@ -1,4 +1,4 @@
-"""The contract of every storage: fourteen verbs, each one atomic step and one round trip.
+"""The contract of every storage: fifteen verbs, each one atomic step and one round trip.
 
 A storage knows job states, guards, indexes, limits and its own clock. It does not know tasks, policies or retries: the
 core decides what happens to a job after a run, and the caller passes that decision in as a settlement. Requests carry
@@ -22,6 +22,7 @@ from tenure.core.lease import Lease
 from tenure.core.lifecycle import State
 from tenure.core.move import MoveMark
 from tenure.core.partition import PartitionState
+from tenure.core.published import PublishedTask
 from tenure.core.retention import RetentionRules
 from tenure.core.schedule import Schedule
 from tenure.core.settlement import Settlement
@@ -818,6 +819,18 @@ class Storage(Protocol):
         """Give up this leader term and no other."""
         ...
 
+    async def publish(self, tasks: Sequence[PublishedTask], *, renewal: bool = False) -> None:
+        """Store what a worker knows of its tasks, or renew it: the same digest is written once. Idempotent.
+
+        `renewal`: the worker has published them before, so it replaces only what no live worker has published. At most
+        `PUBLISH_LIMIT` tasks a call. A storage forgets a task after `PUBLISHED_KEPT`, and of more than
+        `PUBLISHED_MOST` tasks those that were published first.
+
+        Raises:
+            StorageFullError: the storage has no room; nothing was written.
+        """
+        ...
+
     async def get(self, refs: Sequence[Ref]) -> list[JobDetail | None]:
         """Return each job with its runs and log. None means unknown; it never means pending.
 
@@ -827,6 +840,10 @@ class Storage(Protocol):
 
     async def find(self, query: Query) -> Page:
         """Return one page of records, newest first."""
+        ...
+
+    async def published(self, names: Sequence[str] | None = None) -> list[PublishedTask]:
+        """Return the tasks that workers have published, by name: those named, or all of them without their schemas."""
         ...
 
     async def survey(self, queues: Sequence[str] = (), *, faults: int = 0) -> Survey:

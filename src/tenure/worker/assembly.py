@@ -26,6 +26,7 @@ from tenure.worker.prefetch import MOST_HELD, PrefetchPolicy
 from tenure.worker.recycling import RecyclePolicy, Recycler
 from tenure.worker.run import Runner
 from tenure.worker.scoreboard import Scoreboard
+from tenure.worker.task_publisher import TaskPublisher
 from tenure.worker.transactions import Transactions
 from tenure.worker.watchdog import Watchdog
 from tenure.worker.worker_metrics import WorkerMetrics
@@ -70,6 +71,7 @@ class WorkerParts:
         self.guard = LoopGuard()
         self.monitor = LoopMonitor(scoreboard)
         self.known_tasks = KnownTasks(runtime.tasks)
+        self.publisher = TaskPublisher(runtime.storage, runtime.tasks, clock, logger, seed=owner.id)
 
         def announce(event: Event) -> None:
             self.keeper.announce(event)

@@ -10,6 +10,7 @@ import contextvars
 import signal
 import threading
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Literal, Self
 
@@ -362,11 +363,12 @@ class Worker(PublicObject):
                 group.create_task(later)
             group.create_task(self._keeper.listen())
             group.create_task(self._retire())
-            group.create_task(self._put_back_schedules())
+            group.create_task(self._keep_declarations())
             if self._lifespan.lives:
                 group.create_task(self._lifespan.fail())
             if self._burst:
                 self._burst_shortage = await self._exchange.wait_until_empty()
+                await self._parts.publisher.tried.wait()
                 self._begin_to_end(0.0, "burst")
 
     def _call_soon(self, function: Callable[..., object], *args: object) -> None:
@@ -379,16 +381,17 @@ class Worker(PublicObject):
         self._bus.begin_again(place)
         self._storage_lost_data.set()
 
-    async def _put_back_schedules(self) -> None:
-        """Store the declared schedules again each time the storage has lost them, as at a start."""
-        runtime = self._runtime
-        await put_back(
-            runtime.storage,
-            runtime.schedules.values(),
-            lost=self._storage_lost_data,
-            rng=runtime.rng,
-            logger=runtime.logger,
-        )
+    async def _keep_declarations(self) -> None:
+        """Publish the tasks, and store the declared schedules again each time the storage has lost them."""
+        runtime, lost = self._runtime, self._storage_lost_data
+        while True:
+            wait = await self._parts.publisher.turn()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(wait):
+                    await lost.wait()
+            await put_back(
+                runtime.storage, runtime.schedules.values(), lost=lost, rng=runtime.rng, logger=runtime.logger
+            )
 
     async def _retire(self) -> None:
         """End once this process must be recycled and its runs are over. The runs get all the time that they need."""

@@ -15,6 +15,7 @@ from tenure_testing.conformance.moves import MovesConformance
 from tenure_testing.conformance.notices import NoticesConformance
 from tenure_testing.conformance.order import FairnessConformance, OrderConformance
 from tenure_testing.conformance.pause import PauseConformance
+from tenure_testing.conformance.published_tasks import PublishedTasksConformance
 from tenure_testing.conformance.rates import RatesConformance
 from tenure_testing.conformance.reading import ReadingConformance
 from tenure_testing.conformance.reclaim import ReclaimConformance
@@ -59,6 +60,7 @@ class StorageConformance(
     PauseConformance,
     MovesConformance,
     UnknownTasksConformance,
+    PublishedTasksConformance,
     ReadingConformance,
     EventsConformance,
     NoticesConformance,

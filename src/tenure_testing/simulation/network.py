@@ -17,6 +17,7 @@ from typing import Any, Generic, Literal, Protocol, Self, TypeVar, cast
 from tenure.core.job import JobDetail, NewJob, Owner, Ref
 from tenure.core.lane import Lane
 from tenure.core.leadership import Term
+from tenure.core.published import PublishedTask
 from tenure.core.settlement import Settlement
 from tenure.errors import StorageError, StorageUnavailableError
 from tenure.storage.memory.storage import MemoryStorage
@@ -316,6 +317,14 @@ class SimNet:
         """See `Storage.resign`."""
         await self._ask("resign", (term,), lambda: self._server.storage.resign(term))
 
+    async def publish(self, tasks: Sequence[PublishedTask], *, renewal: bool = False) -> None:
+        """See `Storage.publish`. It meets no faults but the cuts: its travel would change what old seeds show."""
+        await self._reach().publish(tasks, renewal=renewal)
+
+    async def published(self, names: Sequence[str] | None = None) -> list[PublishedTask]:
+        """See `Storage.published`."""
+        return await self._reach().published(names)
+
     async def get(self, refs: Sequence[Ref]) -> list[JobDetail | None]:
         """See `Storage.get`."""
         return await self._ask("get", (refs,), lambda: self._server.storage.get(refs))
@@ -344,6 +353,11 @@ class SimNet:
     def notices(self, topics: Iterable[str]) -> "SimNotices":
         """See `Storage.notices`."""
         return SimNotices(self, self._server, self._server.storage.notices(topics))
+
+    def _reach(self) -> MemoryStorage:
+        if self.cut is not None or self._server.frozen:
+            raise StorageUnavailableError("no answer")
+        return self._server.storage
 
     async def _ask(self, verb: str, args: tuple[Any, ...], call: Callable[[], Coroutine[Any, Any, T]]) -> T:
         answer: asyncio.Future[T] = self._server.loop.create_future()

@@ -8,8 +8,10 @@ from tenure.clock import Clock, SystemClock
 from tenure.core.job import JobDetail, NewJob, Owner, Ref
 from tenure.core.leadership import Term
 from tenure.core.move import MoveBatch, MoveReceipt
+from tenure.core.published import PublishedTask
 from tenure.core.settlement import Settlement
 from tenure.storage.memory.model import Model
+from tenure.storage.memory.published_tasks import PublishedTasks
 from tenure.storage.notifications import Listener, NotificationHub
 from tenure.storage.protocol import (
     Change,
@@ -46,6 +48,7 @@ class MemoryStorage:
 
     def __init__(self, *, clock: Clock | None = None) -> None:
         self.model = Model(clock or SystemClock())
+        self._tasks = PublishedTasks(clock or SystemClock())
         self._hub = NotificationHub()
         # The keeper renews leases from its own thread.
         self._lock = threading.Lock()
@@ -108,6 +111,14 @@ class MemoryStorage:
     async def resign(self, term: Term) -> None:
         """See `Storage.resign`."""
         self._step(lambda: self.model.resign(term))
+
+    async def publish(self, tasks: Sequence[PublishedTask], *, renewal: bool = False) -> None:
+        """See `Storage.publish`."""
+        self._step(lambda: self._tasks.publish(tasks, renewal=renewal))
+
+    async def published(self, names: Sequence[str] | None = None) -> list[PublishedTask]:
+        """See `Storage.published`."""
+        return self._step(lambda: self._tasks.published(names))
 
     async def get(self, refs: Sequence[Ref]) -> list[JobDetail | None]:
         """See `Storage.get`."""

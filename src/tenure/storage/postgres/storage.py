@@ -9,6 +9,7 @@ from tenure.clock import Clock, SystemClock
 from tenure.core.job import JobDetail, NewJob, Owner, Ref
 from tenure.core.leadership import Term
 from tenure.core.move import MoveBatch, MoveReceipt
+from tenure.core.published import PublishedTask
 from tenure.core.settlement import Settlement
 from tenure.errors import StorageUnavailableError, UsageError
 from tenure.storage import forking
@@ -51,7 +52,7 @@ from tenure.storage.protocol import (
     Target,
     Tick,
 )
-from tenure.storage.sql import exchange, moves, reading, renew, revise, schedules, sweep, tune
+from tenure.storage.sql import exchange, moves, published_tasks, reading, renew, revise, schedules, sweep, tune
 from tenure.storage.sql.transaction import Transaction
 
 _CLOSING = 10.0
@@ -252,6 +253,16 @@ class PostgresStorage:
         """See `Storage.resign`."""
         await self._require_open()
         await self.care.submit(lambda tx: sweep.resign(tx, term))
+
+    async def publish(self, tasks: Sequence[PublishedTask], *, renewal: bool = False) -> None:
+        """See `Storage.publish`."""
+        await self._require_open()
+        await self.care.submit(lambda tx: published_tasks.publish(tx, tasks, renewal=renewal))
+
+    async def published(self, names: Sequence[str] | None = None) -> list[PublishedTask]:
+        """See `Storage.published`."""
+        await self._require_open()
+        return await self._reading.read(lambda tx: published_tasks.published(tx, names))
 
     async def get(self, refs: Sequence[Ref]) -> list[JobDetail | None]:
         """See `Storage.get`."""

@@ -18,6 +18,7 @@ from tenure.core.job import JobDetail, JobRecord, NewJob, Owner, Ref
 from tenure.core.leadership import Term
 from tenure.core.lease import Lease
 from tenure.core.move import MoveBatch, MoveReceipt
+from tenure.core.published import PublishedTask
 from tenure.core.settlement import Settlement
 from tenure.errors import StorageError, StorageMovedError, StorageUnavailableError
 from tenure.storage.cursors import age_of, place_of
@@ -54,6 +55,7 @@ from tenure.storage.redis.exchange import BEGIN as FIRST
 from tenure.storage.redis.exchange import decode_enqueue, decode_exchange, encode_enqueue, encode_exchange, first_batch
 from tenure.storage.redis.keytypes import WRONG_TYPE
 from tenure.storage.redis.moves import decode_receive, encode_receive
+from tenure.storage.redis.published_tasks import decode_all_published, encode_publish, encode_published
 from tenure.storage.redis.reading import (
     GOT_AT_ONCE,
     LOOKED_AT_ONCE,
@@ -330,6 +332,14 @@ class Partition:
     async def receive(self, batch: MoveBatch) -> MoveReceipt:
         """See `MoveTarget.receive`."""
         return decode_receive(await self._call("receive", encode_receive(batch), durable=self._durable))
+
+    async def publish(self, tasks: Sequence[PublishedTask], *, renewal: bool = False) -> None:
+        """See `Storage.publish`."""
+        await self._call("publish", encode_publish(tasks, renewal=renewal))
+
+    async def published(self, names: Sequence[str] | None = None) -> list[PublishedTask]:
+        """See `Storage.published`."""
+        return decode_all_published(await self._call("published", encode_published(names)))
 
     async def get(self, refs: Sequence[Ref]) -> list[JobDetail | None]:
         """See `Storage.get`."""

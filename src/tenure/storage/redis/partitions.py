@@ -20,6 +20,7 @@ from tenure.core.job import JobDetail, JobRecord, NewJob, Owner, Ref
 from tenure.core.lane import Lane
 from tenure.core.leadership import Term
 from tenure.core.move import MoveBatch, MoveReceipt
+from tenure.core.published import PublishedTask
 from tenure.core.settlement import Settlement
 from tenure.errors import StorageError, StorageUnavailableError
 from tenure.storage.cursors import LARGEST, age_of
@@ -279,6 +280,14 @@ class Partitions:
     async def resign(self, term: Term) -> None:
         """See `Storage.resign`."""
         await _all([partition.resign(term) for partition in self._partitions if partition.scope == term.scope])
+
+    async def publish(self, tasks: Sequence[PublishedTask], *, renewal: bool = False) -> None:
+        """See `Storage.publish`: one partition keeps all tasks."""
+        await self._partitions[0].publish(tasks, renewal=renewal)
+
+    async def published(self, names: Sequence[str] | None = None) -> list[PublishedTask]:
+        """See `Storage.published`."""
+        return await self._partitions[0].published(names)
 
     async def get(self, refs: Sequence[Ref]) -> list[JobDetail | None]:
         """See `Storage.get`."""

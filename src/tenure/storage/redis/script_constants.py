@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from tenure.core.deduplication import GATHERED_LIMIT
 from tenure.core.fingerprint import NEWEST
 from tenure.core.lease import REAPER_LEASE
+from tenure.core.published import PUBLISHED_KEPT, PUBLISHED_MOST, RENEWED_WITHIN
 from tenure.core.retention import EVENTS_KEPT, KEPT, TRIM_BATCH, KeepRule
 from tenure.core.schedule import AHEAD
 from tenure.storage import protocol
@@ -34,9 +35,12 @@ CONSTANTS: Mapping[str, Constant] = {
     "PAUSED": protocol.PAUSED,
     "PLACE_LIMIT": protocol.PLACE_LIMIT,
     "PROMOTE_LIMIT": protocol.PROMOTE_LIMIT,
+    "PUBLISHED_KEPT": PUBLISHED_KEPT,
+    "PUBLISHED_MOST": PUBLISHED_MOST,
     "QUEUE_RATE": protocol.QUEUE_RATE,
     "RATE": protocol.RATE,
     "REAPER_LEASE": REAPER_LEASE,
+    "RENEWED_WITHIN": RENEWED_WITHIN,
     "RETENTION": {state.value: _rule(rule) for state, rule in KEPT.items()},
     "RUNS_KEPT": protocol.RUNS_KEPT,
     "SCAN_LIMIT": protocol.SCAN_LIMIT,

@@ -41,6 +41,8 @@ VERBS = (
     "find",
     "get",
     "plan",
+    "publish",
+    "published",
     "reclaim",
     "renew",
     "resign",

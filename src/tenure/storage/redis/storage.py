@@ -9,6 +9,7 @@ from tenure.clock import Clock
 from tenure.core.job import JobDetail, NewJob, Owner, Ref
 from tenure.core.leadership import Term
 from tenure.core.move import MoveBatch, MoveReceipt
+from tenure.core.published import PublishedTask
 from tenure.core.settlement import Settlement
 from tenure.errors import StorageUnavailableError
 from tenure.storage.notifications import Listener
@@ -156,6 +157,14 @@ class RedisStorage:
     async def resign(self, term: Term) -> None:
         """See `Storage.resign`."""
         await (await self._ready()).resign(term)
+
+    async def publish(self, tasks: Sequence[PublishedTask], *, renewal: bool = False) -> None:
+        """See `Storage.publish`."""
+        await (await self._opened()).publish(tasks, renewal=renewal)
+
+    async def published(self, names: Sequence[str] | None = None) -> list[PublishedTask]:
+        """See `Storage.published`."""
+        return await (await self._opened()).published(names)
 
     async def get(self, refs: Sequence[Ref]) -> list[JobDetail | None]:
         """See `Storage.get`."""

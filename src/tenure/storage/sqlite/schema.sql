@@ -238,6 +238,15 @@ CREATE TABLE tenure_setting (
     PRIMARY KEY (kind, name)
 ) STRICT, WITHOUT ROWID;
 
+-- What workers have published about their tasks. `schemas`: the JSON Schemas of the arguments and the result.
+CREATE TABLE tenure_task (
+    name TEXT PRIMARY KEY,
+    digest TEXT NOT NULL,
+    published INTEGER NOT NULL,
+    body TEXT NOT NULL,
+    schemas TEXT
+) STRICT, WITHOUT ROWID;
+
 CREATE TABLE tenure_worker (
     seq INTEGER PRIMARY KEY,
     owner TEXT NOT NULL UNIQUE,

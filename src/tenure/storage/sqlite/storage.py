@@ -11,6 +11,7 @@ from tenure.core.job import JobDetail, NewJob, Owner, Ref
 from tenure.core.leadership import Term
 from tenure.core.move import MoveBatch, MoveReceipt
 from tenure.core.partition import LOG_LOST
+from tenure.core.published import PublishedTask
 from tenure.core.settlement import Settlement
 from tenure.errors import StorageUnavailableError, UsageError
 from tenure.storage import forking
@@ -39,7 +40,7 @@ from tenure.storage.protocol import (
     SweepResult,
     Target,
 )
-from tenure.storage.sql import exchange, moves, reading, renew, revise, schedules, sweep, tune
+from tenure.storage.sql import exchange, moves, published_tasks, reading, renew, revise, schedules, sweep, tune
 from tenure.storage.sql.transaction import Transaction
 from tenure.storage.sqlite import health, user_transaction
 from tenure.storage.sqlite.database import Database, Durability
@@ -222,6 +223,16 @@ class SQLiteStorage:
         """See `Storage.resign`."""
         await self._require_open()
         await self._writer.submit(lambda tx: sweep.resign(tx, term))
+
+    async def publish(self, tasks: Sequence[PublishedTask], *, renewal: bool = False) -> None:
+        """See `Storage.publish`."""
+        await self._require_open()
+        await self._writer.submit(lambda tx: published_tasks.publish(tx, tasks, renewal=renewal))
+
+    async def published(self, names: Sequence[str] | None = None) -> list[PublishedTask]:
+        """See `Storage.published`."""
+        await self._require_open()
+        return await self._reading.read(lambda tx: published_tasks.published(tx, names))
 
     async def get(self, refs: Sequence[Ref]) -> list[JobDetail | None]:
         """See `Storage.get`."""

@@ -369,6 +369,15 @@ CREATE TABLE setting (
     PRIMARY KEY (kind, name)
 );
 
+-- What workers have published about their tasks. `schemas`: the JSON Schemas of the arguments and the result.
+CREATE TABLE task (
+    name text COLLATE "C" PRIMARY KEY,
+    digest text NOT NULL,
+    published bigint NOT NULL,
+    body text NOT NULL,
+    schemas text
+);
+
 CREATE TABLE worker (
     seq bigint GENERATED ALWAYS AS IDENTITY,
     owner text COLLATE "C" PRIMARY KEY,
