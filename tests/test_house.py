@@ -90,14 +90,15 @@ INNER_FLOORS: dict[str, tuple[str, ...]] = {
     ),
     "tenure.supervisor": ("child reload systemd", "monitor overview recovery", "supervisor"),
     "tenure.storage": (
-        "cursors forking migrations notifications policies protocol script_files secrets",
+        "cursors",
+        "forking migrations notifications policies protocol script_files secrets",
         "connections moving notification_retry sql",
         "memory postgres redis sqlite",
         "urls",
     ),
     "tenure_testing.conformance": (
         "helpers state_machine",
-        "claim_numbers collecting crashes differential enqueue events exchange many_queues notices order "
+        "claim_numbers collecting crashes differential due_order enqueue events exchange many_queues notices order "
         "published_tasks reading reclaim regressions renew revise sweep ttl tune unique_keys",
         "concurrency_keys dead_letters limits moves pause rates retention schedules unknown_tasks",
         "suite",

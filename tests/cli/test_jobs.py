@@ -42,6 +42,20 @@ def test_a_list_can_be_narrowed_by_state_queue_and_task(there: Terminal) -> None
 
 
 @EVERYWHERE
+def test_delayed_jobs_are_listed_by_due_instant(there: Terminal) -> None:
+    late, soon = there.enqueue("add", 1, 2, delay="2h"), there.enqueue("add", 1, 2, delay="1h")
+    there.enqueue("add", 1, 2)
+
+    page = there.read("jobs", "list", "--state", "delayed", "--order", "due", "--limit", "1")
+    assert [job["id"] for job in page["jobs"]] == [soon]
+    rest = there.read("jobs", "list", "--where", "state:delayed", "--order", "due", "--after", page["next"])
+    assert ([job["id"] for job in rest["jobs"]], rest["next"]) == ([late], None)
+    assert "due" in there.run("jobs", "list", "--state", "delayed", "--order", "due").stdout.splitlines()[0]
+    assert 'order = "due" lists delayed jobs only' in there.refused("jobs", "list", "--order", "due")
+    assert "is not a cursor" in there.refused("jobs", "list", "--state", "delayed", "--order", "due", "--after", "7")
+
+
+@EVERYWHERE
 def test_a_list_can_be_narrowed_by_the_time_of_the_enqueue(there: Terminal) -> None:
     job = there.enqueue("add", 1, 2)
 

@@ -181,6 +181,21 @@ async def test_pages_neither_overlap_nor_omit_jobs_while_jobs_change(shop: Shop,
     assert len(set(seen)) == len(seen)
 
 
+@EVERY_STORAGE
+async def test_delayed_jobs_are_listed_by_due_instant(shop: Shop) -> None:
+    send = shop.app.find_task("mail.send")
+    soon = await send.options(delay="5m").enqueue("soon")
+    path = f"{path_to('jobs')}?order=due&limit=1&filter="
+
+    page = (await shop.get(f"{path}state:delayed")).json
+    rest = (await shop.get(f"{path}state:delayed&after={page['next']}")).json
+    refused = await shop.get(f"{path}state:waiting")
+
+    assert [row["id"] for row in (*page["jobs"], *rest["jobs"])] == [soon.id, shop.jobs["delayed"]]
+    assert rest["next"] is None
+    assert (refused.problem, refused.json["errors"][0]["pointer"]) == ("invalid-parameter", "/query/order")
+
+
 async def test_a_rare_job_is_found_after_several_short_pages(shop: Shop) -> None:
     send = shop.app.find_task("mail.send")
     await asyncio.gather(*(send.enqueue("x") for _ in range(3 * PAGE)))

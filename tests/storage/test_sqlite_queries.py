@@ -26,6 +26,8 @@ MAY_SCAN = {
     ("exchange", "queues"): "sqlite_sequence has one row",
     ("find", "active"): "all active jobs, up to the limit",
     ("find", "queues"): "the counters of queues that have jobs",
+    ("publish", "forget"): "the published tasks, 2,000 at most",
+    ("published", "all"): "lists all published tasks, 2,000 at most",
     ("repair", "wrong_counters"): "a queue with a damaged job, whose jobs are counted again",
     ("repair", "recount_keys"): "a queue with a damaged job, whose jobs are counted again",
     ("repair", "delete_keys"): "a queue with a damaged job, whose jobs are counted again",

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
 
 import click
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from tenure.cli.access import accessed
 from tenure.cli.confirm import confirm, confirm_option
@@ -25,7 +25,7 @@ from tenure.core.lifecycle import State
 from tenure.errors import UsageError
 from tenure.ops.job_list import Selection, selected_jobs, selection
 from tenure.ops.views import JobView, RevisedView, job_view
-from tenure.storage.protocol import CancelJob, DeleteJob, RedriveJob, Revision
+from tenure.storage.protocol import CancelJob, DeleteJob, ListOrder, RedriveJob, Revision
 
 
 @click.group(cls=Group)
@@ -71,6 +71,13 @@ class PageView(Struct, frozen=True):
     metavar="FILTER",
     help='Only jobs that a filter selects, such as "state:failed task:mail.* age:>1h"; instead of the options above.',
 )
+@click.option(
+    "--order",
+    type=click.Choice(["newest", "due"]),
+    default="newest",
+    show_default=True,
+    help="due: the job that falls due first is the first; only with the state delayed.",
+)
 @click.option("--limit", type=click.IntRange(1, 10_000), default=50, show_default=True)
 @click.option("--after", metavar="CURSOR", help="Continue after the page that ended with this cursor.")
 @click.pass_obj
@@ -83,10 +90,11 @@ def list_jobs(
     begin: datetime | timedelta | None,
     end: datetime | timedelta | None,
     where: str | None,
+    order: ListOrder,
     limit: int,
     after: str | None,
 ) -> None:
-    """List jobs, newest first.
+    """List jobs, newest first or by due instant.
 
     An option that is given several times matches any of its values; several --tag must all match.
 
@@ -105,25 +113,29 @@ def list_jobs(
     )
     if where is not None and not chosen.everything:
         raise UsageError("--where replaces the other filters; give all conditions in it: state:failed queue:mail")
-    page = asyncio.run(_page(session, chosen if where is None else parse_filter(where), limit, after))
+    page = asyncio.run(_page(session, chosen if where is None else parse_filter(where), order, limit, after))
     if as_json(session, page.jobs if session.output_format == "jsonl" else page):
         return
     if session.quiet:
         for job in page.jobs:
             click.echo(printable(job.id))
     else:
-        table(session, _COLUMNS, [_row(job) for job in page.jobs], whole=("id",))
+        columns = tuple("due" if name == "finished" and order == "due" else name for name in _COLUMNS)
+        table(session, columns, [_row(job, order) for job in page.jobs], whole=("id",))
     if page.next is not None:
         click.echo(f"more: --after {page.next}", err=True)
 
 
-async def _page(session: CommandSession, where: JobFilter | JobConditions, limit: int, after: str | None) -> PageView:
+async def _page(
+    session: CommandSession, where: JobFilter | JobConditions, order: ListOrder, limit: int, after: str | None
+) -> PageView:
     async with accessed(session) as access:
         if isinstance(where, JobFilter):
-            selected = Selection(where.query((await access.storage.survey()).now if where.has_ages else 0))
+            query = where.query((await access.storage.survey()).now if where.has_ages else 0)
+            selected = Selection(structs.replace(query, order=order))
             queues, tasks = where.queues, where.tasks
         else:
-            selected = selection(where, await access.storage.survey())
+            selected = selection(where, await access.storage.survey(), order=order)
             queues, tasks = exact_names(where.queues), exact_names(where.tasks)
         try:
             page = await selected_jobs(access.storage, selected, limit=limit, after=after)
@@ -137,9 +149,9 @@ async def _page(session: CommandSession, where: JobFilter | JobConditions, limit
 _COLUMNS = ("id", "queue", "task", "state", "reason", "starts", "created", "finished")
 
 
-def _row(job: JobView) -> list[str]:
-    created, finished = moment_text(job.created), moment_text(job.finished)
-    return [job.id, job.queue, job.task, job.state, job.reason or "-", str(job.starts), created, finished]
+def _row(job: JobView, order: ListOrder) -> list[str]:
+    created, last = moment_text(job.created), moment_text(job.run_at if order == "due" else job.finished)
+    return [job.id, job.queue, job.task, job.state, job.reason or "-", str(job.starts), created, last]
 
 
 @jobs.command()

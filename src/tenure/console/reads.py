@@ -211,10 +211,13 @@ def _task(call: ApiCall, found: Survey, name: str, published: PublishedTask | No
 
 
 async def jobs(call: ApiCall, query: JobsQuery) -> JobsView:
-    """List the jobs that a filter selects, newest first."""
+    """List the jobs that a filter selects, newest first or by due instant."""
     where = parse_filter(query.filter)
     found = await call.access.storage.survey()
-    selected = selection(where, found, sees=call.user.sees if call.narrowed else None)
+    try:
+        selected = selection(where, found, sees=call.user.sees if call.narrowed else None, order=query.order)
+    except UsageError as error:
+        raise bad_parameter("invalid-parameter", "order", str(error)) from error
     page = await _at_cursor(
         selected_jobs(call.access.storage, selected, limit=query.limit, after=query.after, looks=LOOKS)
     )

@@ -11,6 +11,7 @@ from tenure.ops.task_schemas import PublishedTaskView
 from tenure.ops.tasks import TaskView
 from tenure.ops.views import LogView, QueueSettingsView, RateView, ReasonView, RunView, ScheduleView, TickView
 from tenure.ops.workers import ListedWorker, StackView
+from tenure.storage.protocol import ListOrder
 
 JOBS_MOST = 200
 """The greatest number of jobs on a page."""
@@ -24,13 +25,17 @@ STACKS_MOST = 200
 
 # ── parameters ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-Cursor = Annotated[str, Meta(min_length=1, max_length=1_000)]
+Cursor = Annotated[str, Meta(min_length=1, max_length=4_000)]
 
 
 class JobsQuery(Struct, frozen=True, kw_only=True):
     """The parameters of a list of jobs."""
 
     filter: Annotated[str, Meta(description="Terms that must all hold: `state:failed task:mail.* age:>1h`.")] = ""
+    order: Annotated[
+        ListOrder,
+        Meta(description="`due`: the job that falls due first is the first; only with a filter `state:delayed`."),
+    ] = "newest"
     limit: Annotated[int, Meta(ge=1, le=JOBS_MOST, description="How many jobs a page has.")] = 50
     after: Annotated[Cursor | None, Meta(description="`next` of the page before.")] = None
 

@@ -1,4 +1,4 @@
-"""Lists the jobs that a filter selects, newest first, with a bound on how many jobs one page looks at.
+"""Lists the jobs that a filter selects, with a bound on how many jobs one page looks at.
 
 A storage answers most conditions by itself. The others are checked here, page by page.
 """
@@ -16,7 +16,7 @@ from tenure.core.filter_text import JobConditions, Patterns, exact_names
 from tenure.core.job import JobRecord
 from tenure.core.lifecycle import State
 from tenure.errors import UsageError
-from tenure.storage.protocol import Query, Storage, Survey
+from tenure.storage.protocol import ListOrder, Query, Storage, Survey
 
 PAGE = 200
 """How many jobs one call of the storage returns if some of them are left out here."""
@@ -83,8 +83,18 @@ class JobsFound(Struct, frozen=True):
     short: bool = False
 
 
-def selection(where: JobConditions, survey: Survey, *, sees: Callable[[str], bool] | None = None) -> Selection:
-    """Return the selection of a filter. `survey`: of the storage. `sees`: which queues the caller may read."""
+def selection(
+    where: JobConditions,
+    survey: Survey,
+    *,
+    sees: Callable[[str], bool] | None = None,
+    order: ListOrder = "newest",
+) -> Selection:
+    """Return the selection of a filter. `survey`: of the storage. `sees`: which queues the caller may read.
+
+    Raises:
+        UsageError: the jobs that the filter selects have no such order.
+    """
     queues: tuple[str, ...] = tuple(pattern.text for pattern in where.queues)
     if sees is not None or any(pattern.glob for pattern in where.queues):
         known = dict.fromkeys([*exact_names(where.queues), *(queue.queue for queue in survey.queues)])
@@ -118,6 +128,7 @@ def selection(where: JobConditions, survey: Survey, *, sees: Callable[[str], boo
         created_after=ago(where.younger),
         ended_before=ago(where.ended_before),
         ended_after=ago(where.ended_within),
+        order=order,
     )
     rest = structs.replace(
         where,

@@ -1,4 +1,6 @@
-"""Parses the cursors of storages: event numbers, and ages. Rejects a cursor that no storage has returned."""
+"""Parses the cursors of storages: event numbers, ages, and due jobs. Rejects a cursor that no storage has returned."""
+
+from base64 import b64decode, b64encode
 
 LARGEST = 2**63 - 1
 """The largest number that every storage can compare."""
@@ -29,6 +31,32 @@ def place_of(cursor: str) -> int:
     raise ValueError(f"{cursor[:60]!r} is not a cursor of this storage; use one that it has returned")
 
 
+DuePlace = tuple[int, str, str]
+"""The place of a job in the order in which jobs fall due: the instant, then queue and id."""
+
+
+def due_cursor(place: DuePlace) -> str:
+    """Return the cursor after a place."""
+    at, queue, id_ = place
+    return f"{at}.{b64encode(f'{queue}{_NUL}{id_}'.encode(), b'-_').decode()}"
+
+
+def due_place(cursor: str | None) -> DuePlace:
+    """Return the place in a cursor; without one, the place before all others.
+
+    Raises:
+        ValueError: the cursor is invalid.
+    """
+    if cursor is None:
+        return -1, "", ""
+    at, _, rest = cursor.partition(".")
+    try:
+        queue, id_ = b64decode(rest, b"-_", validate=True).decode().split(_NUL)
+        return place_of(at), queue, id_
+    except ValueError:
+        raise ValueError(f"{cursor[:60]!r} is not a cursor of this order; use one that it has returned") from None
+
+
 def recorded_within(age: int) -> str:
     """Return the cursor before all events of the last `age` microseconds."""
     return f"{_AGE}{age}"
@@ -40,3 +68,4 @@ def age_of(cursor: str | None) -> int | None:
 
 
 _AGE = "~"
+_NUL = "\0"

@@ -26,6 +26,8 @@ from tenure.core.published import PublishedTask
 from tenure.core.retention import RetentionRules
 from tenure.core.schedule import Schedule
 from tenure.core.settlement import Settlement
+from tenure.errors import UsageError
+from tenure.storage.cursors import DuePlace, due_cursor
 
 SETTLE_LIMIT = 256
 CLAIM_LIMIT = 128
@@ -512,9 +514,14 @@ class Settings(Struct, frozen=True, omit_defaults=True):
         )
 
 
-class Query(Struct, frozen=True, kw_only=True):
-    """Which jobs to list, newest first. `after` is the previous page's cursor; an invalid cursor raises ValueError.
+ListOrder = Literal["newest", "due"]
 
+
+class Query(Struct, frozen=True, kw_only=True):
+    """Which jobs to list. `after` is the previous page's cursor; an invalid cursor raises ValueError.
+
+    `order`: "newest": the job that was enqueued last comes first. "due": delayed jobs only, without an id or a merge
+    key; the job that falls due first comes first, then by queue and id.
     `merge`: only unfinished jobs with this key (`merge_name`). `reasons`: why they failed. `tags`: jobs that have all
     of these. `owner`: the id of the owner that runs them. `key`: the name of one of their concurrency keys. `fault`:
     the fingerprint of the fault that made them fail. `created_after` (inclusive) and `created_before` (exclusive): the
@@ -542,6 +549,21 @@ class Query(Struct, frozen=True, kw_only=True):
     limit: int = 50
     after: str | None = None
     looks: int | None = None
+    order: ListOrder = "newest"
+
+    def __post_init__(self) -> None:
+        """Check the order.
+
+        Raises:
+            UsageError: the jobs that the query selects have no such order.
+        """
+        if self.order == "due" and (
+            set(self.states) != {State.DELAYED} or self.id is not None or self.merge is not None
+        ):
+            raise UsageError(
+                'order = "due" lists delayed jobs only, and not by id; select the state "delayed" alone, or take the '
+                'order "newest"'
+            )
 
 
 class Page(Struct, frozen=True):
@@ -549,6 +571,19 @@ class Page(Struct, frozen=True):
 
     jobs: tuple[JobRecord, ...] = ()
     next: str | None = None
+
+
+def due_place_of(job: JobRecord) -> DuePlace:
+    """Return the place of a job in the order in which jobs fall due."""
+    return job.run_at, job.queue, job.id
+
+
+def page_of_due(found: Sequence[tuple[DuePlace, JobRecord]], limit: int, bound: DuePlace | None) -> Page:
+    """Return a page of the first jobs that were found. `bound`: jobs after it were not looked at; None: all were."""
+    looked_at = [one for one in found if bound is None or one[0] <= bound]
+    shown = looked_at[:limit]
+    end = shown[-1][0] if len(looked_at) > len(shown) else bound
+    return Page(tuple(job for _, job in shown), None if end is None else due_cursor(end))
 
 
 class UnknownTask(Struct, frozen=True):
@@ -839,7 +874,7 @@ class Storage(Protocol):
         ...
 
     async def find(self, query: Query) -> Page:
-        """Return one page of records, newest first."""
+        """Return one page of records, in the order of the query."""
         ...
 
     async def published(self, names: Sequence[str] | None = None) -> list[PublishedTask]:

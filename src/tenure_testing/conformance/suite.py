@@ -6,6 +6,7 @@ from tenure_testing.conformance.concurrency_keys import ConcurrencyKeysConforman
 from tenure_testing.conformance.crashes import CrashesConformance
 from tenure_testing.conformance.dead_letters import DeadLettersConformance
 from tenure_testing.conformance.differential import DifferentialConformance
+from tenure_testing.conformance.due_order import DueOrderConformance
 from tenure_testing.conformance.enqueue import EnqueueConformance
 from tenure_testing.conformance.events import EventsConformance
 from tenure_testing.conformance.exchange import ClaimConformance, SettleConformance
@@ -62,6 +63,7 @@ class StorageConformance(
     UnknownTasksConformance,
     PublishedTasksConformance,
     ReadingConformance,
+    DueOrderConformance,
     EventsConformance,
     NoticesConformance,
     DifferentialConformance,

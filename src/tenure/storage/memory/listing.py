@@ -7,7 +7,8 @@ from tenure.core.deduplication import merge_name
 from tenure.core.fingerprint import NEWEST, FaultSurvey, by_frequency, shown_error
 from tenure.core.job import JobRecord
 from tenure.core.lifecycle import TERMINAL
-from tenure.storage.protocol import Query
+from tenure.storage.cursors import due_place
+from tenure.storage.protocol import Page, Query, due_place_of, page_of_due
 
 
 def faults_of(jobs: Iterable[JobRecord], queues: Collection[str], limit: int) -> tuple[FaultSurvey, ...]:
@@ -52,6 +53,18 @@ def matches(job: JobRecord, query: Query) -> bool:
         and (query.id is None or job.id == query.id)
         and (query.merge is None or _holds_key(job, query.merge))
     )
+
+
+def due_page(jobs: Iterable[JobRecord], query: Query) -> Page:
+    """Return one page of delayed jobs, the one that falls due first at the front."""
+    begin = due_place(query.after)
+    waiting = sorted(
+        (due_place_of(job), job) for job in jobs if matches(job, Query(queues=query.queues, states=query.states))
+    )
+    left = [(place, job) for place, job in waiting if place > begin]
+    found = [(place, job) for place, job in left[: query.looks] if matches(job, query)]
+    bound = left[query.looks - 1][0] if query.looks is not None and len(left) > query.looks else None
+    return page_of_due(found, query.limit, bound)
 
 
 def _holds_key(job: JobRecord, name: str) -> bool:

@@ -69,7 +69,7 @@ from tenure.core.transition import (
     suspected,
 )
 from tenure.storage.cursors import place_of
-from tenure.storage.memory.listing import faults_of, matches
+from tenure.storage.memory.listing import due_page, faults_of, matches
 from tenure.storage.memory.schedules import ScheduleStore
 from tenure.storage.protocol import (
     CHORE_LIMITS,
@@ -877,8 +877,10 @@ class Model(ScheduleStore):
         return JobDetail(self._with_calls(ref), tuple(self._runs[ref]), log, dropped)
 
     def find(self, query: Query) -> Page:
-        """Return one page of records, newest first."""
+        """Return one page of records, in the order of the query."""
         now = self._clock.now()
+        if query.order == "due":
+            return due_page(self._jobs.values(), query)
         before = place_of(query.after) if query.after is not None else None
         order = [
             (number, ref) for ref, number in reversed(self._indexes.order.items()) if before is None or number < before

@@ -21,7 +21,7 @@ from tenure.core.move import MoveBatch, MoveReceipt
 from tenure.core.published import PublishedTask
 from tenure.core.settlement import Settlement
 from tenure.errors import StorageError, StorageMovedError, StorageUnavailableError
-from tenure.storage.cursors import age_of, place_of
+from tenure.storage.cursors import DuePlace, age_of, due_place, place_of
 from tenure.storage.protocol import (
     CLAIM_LIMIT,
     EVENTS_END,
@@ -48,6 +48,7 @@ from tenure.storage.protocol import (
     SweepRequest,
     SweepResult,
     Target,
+    page_of_due,
 )
 from tenure.storage.redis.claim_numbers import SCRIPTS, EncodedLane, PartitionLanes
 from tenure.storage.redis.connections import UnconfirmedError
@@ -61,6 +62,7 @@ from tenure.storage.redis.reading import (
     LOOKED_AT_ONCE,
     SURVEYED_AT_ONCE,
     EventsPart,
+    decode_due,
     decode_events,
     decode_find,
     decode_get,
@@ -350,6 +352,9 @@ class Partition:
 
     async def find(self, query: Query) -> Page:
         """See `Storage.find`."""
+        if query.order == "due":
+            due, bound = await self.listed_due(query, query.limit + 1)
+            return page_of_due(due, query.limit, bound)
         before = None if query.after is None else place_of(query.after)
         found, floor = await self.listed(query, query.limit + 1, before)
         shown = found[: query.limit]
@@ -397,6 +402,34 @@ class Partition:
             if before is None or (query.looks is not None and call * LOOKED_AT_ONCE >= query.looks):
                 return found, part.after, before or 0
         raise AssertionError("the last call returns")
+
+    async def listed_due(self, query: Query, limit: int) -> tuple[list[tuple[DuePlace, JobRecord]], DuePlace | None]:
+        """Return the delayed jobs that match and fall due first, each with its place.
+
+        The second value is the place up to which it has looked, because of `Query.looks`; None: at all jobs.
+        """
+        first: list[tuple[DuePlace, JobRecord]] = []
+        bound: DuePlace | None = None
+        more: int | None = None
+        names = list(dict.fromkeys(query.queues))
+        while True:
+            some, names = names[: (span := queues_at_once(query))], names[span:]
+            place, left, calls = due_place(query.after), limit, 0
+            while True:
+                request = encode_find(query, limit=left, queues=some or None, after=more, due=place)
+                part = decode_due(await self._call("find", request))
+                calls, left = calls + 1, left - len(part.found)
+                first += part.found
+                if part.looked_to is None or not left:
+                    break
+                place = part.looked_to
+                if query.looks is not None and calls * LOOKED_AT_ONCE >= query.looks:
+                    bound = place if bound is None else min(bound, place)
+                    break
+            more = part.after
+            first = sorted(first, key=itemgetter(0))[:limit]
+            if not names and more is None:
+                return first, bound
 
     async def survey(self, queues: Sequence[str] = (), *, faults: int = 0) -> Survey:
         """See `Storage.survey`."""

@@ -10,6 +10,7 @@ import math
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
+from operator import itemgetter
 from typing import TypeVar
 from zlib import crc32
 
@@ -49,6 +50,7 @@ from tenure.storage.protocol import (
     SweepRequest,
     SweepResult,
     Target,
+    page_of_due,
 )
 from tenure.storage.redis.merge_answers import (
     UNREAD,
@@ -295,6 +297,8 @@ class Partitions:
 
     async def find(self, query: Query) -> Page:
         """See `Storage.find`."""
+        if query.order == "due":
+            return await self._find_due(query)
         partitions = len(self._partitions)
         before = [LARGEST] * partitions if query.after is None else places_of(query.after, partitions)
         queues = self._queues_by_partition(query.queues)
@@ -306,6 +310,18 @@ class Partitions:
         found = await _all([partition.listed(part, query.limit + 1, place) for partition, part, place in queries])
         answers = {partition: some for (partition, _, _), some in zip(queries, found, strict=True)}
         return merge_listings([answers.get(partition, _NOTHING) for partition in self._partitions], before, query.limit)
+
+    async def _find_due(self, query: Query) -> Page:
+        queues = self._queues_by_partition(query.queues)
+        found = await _all(
+            [
+                partition.listed_due(structs.replace(query, queues=queues.get(partition, ())), query.limit + 1)
+                for partition in self._partitions
+                if not queues or partition in queues
+            ]
+        )
+        jobs = sorted((one for some, _ in found for one in some), key=itemgetter(0))
+        return page_of_due(jobs, query.limit, min((bound for _, bound in found if bound is not None), default=None))
 
     async def survey(self, queues: Sequence[str] = (), *, faults: int = 0) -> Survey:
         """See `Storage.survey`: if queues are named, a partition that holds none of them may be unreachable."""

@@ -17,7 +17,7 @@ from tenure.core.fingerprint import FaultSurvey, shown_error
 from tenure.core.job import JobDetail, JobRecord, LogLine, Owner, Ref
 from tenure.core.leadership import Term
 from tenure.core.lifecycle import State
-from tenure.storage.cursors import place_of
+from tenure.storage.cursors import DuePlace, place_of
 from tenure.storage.protocol import (
     QUEUE_RATE,
     EventReader,
@@ -45,6 +45,9 @@ _INDEXES_AT_ONCE = 224
 
 _LOOKED_UP_AT_ONCE = 128
 """Number of queues in which one call looks for a job id."""
+
+_DUE_AT_ONCE = 64
+"""Number of queues whose delayed jobs one call merges by due instant."""
 
 LOOKED_AT_ONCE = 150
 """Number of jobs that one call of a listing looks at (`LOOKS` of the script)."""
@@ -92,6 +95,7 @@ class _Find(Struct, omit_defaults=True, kw_only=True):
     merge: str | None = None
     before: int | None = None
     above: int = 0
+    due: DuePlace | None = None
     limit: int
 
 
@@ -159,6 +163,14 @@ class FoundPart(Struct):
 
     found: list[tuple[int, JobRecord]]
     looked_to: int | None = None
+    after: int | None = None
+
+
+class DuePart(Struct):
+    """What one call found of delayed jobs, by due instant: as `FoundPart`, with places instead of numbers."""
+
+    found: list[tuple[DuePlace, JobRecord]]
+    looked_to: DuePlace | None = None
     after: int | None = None
 
 
@@ -250,10 +262,12 @@ def encode_find(
     after: int | None = None,
     before: int | None = None,
     above: int = 0,
+    due: DuePlace | None = None,
 ) -> list[bytes]:
     """Return the request for a page of jobs with sequence numbers between `above` and `before`.
 
-    `queues`: the queues to look in; None: those of the partition after the number `after`.
+    `queues`: the queues to look in; None: those of the partition after the number `after`. `due`: list by due instant,
+    after this place.
     """
     return RequestEncoder().finish(
         _Find(
@@ -276,9 +290,28 @@ def encode_find(
             merge=query.merge,
             before=before,
             above=above,
+            due=due,
             limit=limit,
         )
     )
+
+
+def decode_due(reply: Any) -> DuePart:
+    """Return the delayed jobs that were found, each with its place."""
+    found, looked_to, after = reply
+    return DuePart(
+        [
+            (_place(at), decode_record(decode_ref(ref), body, payload, result))
+            for at, ref, body, payload, result in found
+        ],
+        None if looked_to is None else _place(looked_to),
+        after,
+    )
+
+
+def _place(parts: tuple[int, bytes, bytes]) -> DuePlace:
+    at, queue, id_ = parts
+    return at, queue.decode(), id_.decode()
 
 
 def _states_of(query: Query) -> tuple[State, ...]:
@@ -290,6 +323,8 @@ def queues_at_once(query: Query) -> int:
     """Return the number of queues in which one call looks for a query's jobs."""
     if query.id is not None:
         return _LOOKED_UP_AT_ONCE
+    if query.order == "due":
+        return _DUE_AT_ONCE
     states = len(set(query.states)) + (State.WAITING in query.states)
     return _INDEXES_AT_ONCE // (2 if query.merge is not None else states or len(_STATES))
 

@@ -12,7 +12,7 @@ from tenure.core.events import AnyEvent, EventsTrimmed
 from tenure.core.fingerprint import NEWEST, FaultSurvey
 from tenure.core.job import JobDetail, Owner, Ref
 from tenure.core.lifecycle import State
-from tenure.storage.cursors import age_of, place_of
+from tenure.storage.cursors import DuePlace, age_of, due_place, place_of
 from tenure.storage.protocol import (
     EVENT_LOAN,
     EVENTS_END,
@@ -25,6 +25,7 @@ from tenure.storage.protocol import (
     Survey,
     WorkerInfo,
     WorkerSurvey,
+    page_of_due,
 )
 from tenure.storage.sql import rates, rows, settings, unknown_tasks
 from tenure.storage.sql.columns import Row
@@ -48,13 +49,44 @@ def get(tx: Transaction, refs: Sequence[Ref]) -> list[JobDetail | None]:
 
 
 def find(tx: Transaction, query: Query) -> Page:
-    """Return one page of records, newest first."""
+    """Return one page of records, in the order of the query."""
+    if query.order == "due":
+        return _due(tx, query)
     before = place_of(query.after) if query.after is not None else _NEWEST
     seqs, floor = _matches(tx, query, before, query.limit + 1)
     shown = seqs[: query.limit]
     found = [row for seq in shown if (row := tx.one("get.by_seq", {"seq": seq})) is not None]
     ends = shown[-1] if len(seqs) > len(shown) else floor
     return Page(tuple(read_job(tx, row) for row in found), str(ends) if ends else None)
+
+
+def _due(tx: Transaction, query: Query) -> Page:
+    """Return one page of delayed jobs, the one that falls due first at the front."""
+    begin = due_place(query.after)
+    queues = dict.fromkeys(query.queues) if query.queues else [queue for (queue,) in tx.all("find.queues")]
+    values = {**_conditions(tx, query), "limit": query.limit + 1, "looks": query.looks, "to": _NEWEST, "last": ""}
+    sources = [{**values, **_after(begin, queue)} for queue in queues]
+    bounds: list[DuePlace] = []
+    if query.looks is not None:
+        for source in sources:
+            if (row := tx.one("find.due_bound", source)) is not None:
+                source["to"], source["last"] = row
+                bounds.append((source["to"], source["queue"], source["last"]))
+    found = sorted(
+        ((run_at, source["queue"], id_), seq) for source in sources for run_at, id_, seq in tx.all("find.due", source)
+    )
+    jobs = [
+        (place, read_job(tx, row))
+        for place, seq in found[: query.limit + 1]
+        if (row := tx.one("get.by_seq", {"seq": seq})) is not None
+    ]
+    return page_of_due(jobs, query.limit, min(bounds, default=None))
+
+
+def _after(place: DuePlace, queue: str) -> dict[str, Any]:
+    """Return which instant and id the jobs of a queue lie behind that come after a place. Ids are not empty."""
+    at, of_queue, id_ = place
+    return {"queue": queue, "at": at + (queue < of_queue), "id": id_ if queue == of_queue else ""}
 
 
 def survey(tx: Transaction, queues: Sequence[str], faults: int) -> Survey:
@@ -171,22 +203,7 @@ def _matches(tx: Transaction, query: Query, before: int, limit: int) -> tuple[li
 
     The second value is the seq down to which it has looked; 0: at all jobs.
     """
-    values: dict[str, Any] = {
-        "tasks": _named(query.tasks),
-        "reasons": _named(query.reasons),
-        "tags": _named(query.tags),
-        "owner": query.owner,
-        "schedule": query.schedule,
-        "fault": query.fault,
-        "key": query.key,
-        "created_after": query.created_after,
-        "created_before": query.created_before,
-        "ended_after": query.ended_after,
-        "ended_before": query.ended_before,
-        "now": tx.now,
-        "before": before,
-        "limit": limit,
-    }
+    values = {**_conditions(tx, query), "before": before, "limit": limit}
     states = dict.fromkeys(query.states)
     if query.merge is None and query.id is None and query.fault is None and not states:
         return _walk(tx, query, values)
@@ -222,6 +239,24 @@ def _matches(tx: Transaction, query: Query, before: int, limit: int) -> tuple[li
         for queue, state in sources
     ]
     return _merged(pages, limit, floor), floor
+
+
+def _conditions(tx: Transaction, query: Query) -> dict[str, Any]:
+    """Return the parameters of the conditions of a query that all its statements check."""
+    return {
+        "tasks": _named(query.tasks),
+        "reasons": _named(query.reasons),
+        "tags": _named(query.tags),
+        "owner": query.owner,
+        "schedule": query.schedule,
+        "fault": query.fault,
+        "key": query.key,
+        "created_after": query.created_after,
+        "created_before": query.created_before,
+        "ended_after": query.ended_after,
+        "ended_before": query.ended_before,
+        "now": tx.now,
+    }
 
 
 def _of_fault(tx: Transaction, query: Query, values: dict[str, Any], queues: Iterable[str]) -> tuple[list[int], int]:

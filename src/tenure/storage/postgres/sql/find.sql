@@ -1,5 +1,5 @@
--- find: one page of a listing, newest first, as seqs. There is one statement for each index that can answer. A job
--- whose own lifetime is over counts as deleted, even before a sweep.
+-- find: one page of a listing, newest first or (`due`) by due instant, as seqs. There is one statement for each index
+-- that can answer. A job whose own lifetime is over counts as deleted, even before a sweep.
 -- Parameters: queue, state, id; tasks, reasons, tags (each a JSON list or NULL); owner, schedule, fault, key;
 -- created_after, created_before, ended_after, ended_before; now; before and floor (seqs; floor is included), limit.
 
@@ -129,3 +129,26 @@ SELECT seq
 -- include: conditions
  ORDER BY seq DESC
  LIMIT :limit;
+
+-- name: due
+-- The delayed jobs of a queue that fall due after the instant `at`, or then with a greater id, in this order, up to the
+-- instant `to` and the id `last`.
+SELECT run_at, id, seq
+  FROM job_live
+ WHERE queue = :queue
+   AND state = 'delayed'
+   AND (run_at, id) > (:at, :id)
+   AND (run_at, id) <= (:to, :last)
+-- include: conditions
+ ORDER BY run_at, id
+ LIMIT :limit;
+
+-- name: due_bound
+-- The last one of `looks` such jobs, without other conditions; nothing if there are fewer.
+SELECT run_at, id
+  FROM job_live
+ WHERE queue = :queue
+   AND state = 'delayed'
+   AND (run_at, id) > (:at, :id)
+ ORDER BY run_at, id
+ LIMIT 1 OFFSET :looks - 1;

@@ -1,11 +1,12 @@
 #!lua flags=no-writes
 -- requires: record
--- find: return one page of a listing, newest first, as far as one call gets.
+-- find: return one page of a listing, newest first or by due instant, as far as one call gets.
 --
 -- Request: {queues, after, span, states, tasks, reasons, tags, owner, key, schedule, fault, created_after,
 -- created_before, ended_after, ended_before, id, merge, before, above, limit}. Without `queues`, it looks in `span` of
 -- the partition's queues, those after the number `after`. `before`, `above`: only jobs with sequence numbers between
--- these.
+-- these. `due`: list delayed jobs by due instant, then queue and id, those after this {instant, queue, id}; then `made`
+-- and `looked_to` are such places, of the last job that was looked at.
 -- Answer: {found, looked_to, next}. An entry of `found` is {made, ref, record, payload, result}. `looked_to`: there may
 -- be more jobs with numbers below this, or false. `next`: the number after which there are more queues, or false.
 local LOOKS, BYTES, MOST_AT_ONCE, SORTED = 150, 2097152, 64, 5000
@@ -297,7 +298,95 @@ local function look_at(refs)
   return found, false
 end
 
+-- Return true if a text comes before another by their bytes, as members of a sorted set do. Lua would ask the locale.
+local function is_before(one, other)
+  for at = 1, min(#one, #other) do
+    local first, second = string.byte(one, at), string.byte(other, at)
+    if first ~= second then
+      return first < second
+    end
+  end
+  return #one < #other
+end
+
+local function is_due_before(one, other)
+  if one.at ~= other.at then
+    return one.at < other.at
+  elseif one.queue ~= other.queue then
+    return is_before(one.queue, other.queue)
+  end
+  return is_before(one.id, other.id)
+end
+
+-- The rank of the first delayed job of a queue after a place.
+local function first_rank(queue, place)
+  local index = key('delayed', queue)
+  local low = call('ZCOUNT', index, '-inf', '(' .. whole(place.at))
+  local high = low + call('ZCOUNT', index, whole(place.at), whole(place.at))
+  while low < high do
+    local middle = floor((low + high) / 2)
+    local id = call('ZRANGE', index, middle, middle)[1]
+    if is_due_before(place, { at = place.at, queue = queue, id = id }) then
+      high = middle
+    else
+      low = middle + 1
+    end
+  end
+  return low
+end
+
+local function next_due(source)
+  source.some, source.rank = source.some or {}, source.rank + 1
+  if source.rank > source.last then
+    source.some = call('ZRANGE', key('delayed', source.queue), source.rank, source.rank + 15, 'WITHSCORES')
+    source.first, source.last = source.rank, source.rank + 15
+  end
+  local at = 2 * (source.rank - source.first) + 1
+  source.id, source.at = source.some[at], tonumber(source.some[at + 1] or '')
+  return source.id
+end
+
+-- Look at the delayed jobs of these queues by due instant. Return the matching ones.
+local function look_by_due(queues, place)
+  local sources, found, looked_to = {}, {}, false
+  for _, queue in ipairs(queues) do
+    local source = { queue = queue, rank = first_rank(queue, place) - 1, last = -1 }
+    if next_due(source) then
+      sources[#sources + 1] = source
+    end
+  end
+  for looks = 0, math.huge do
+    local best
+    for number, source in ipairs(sources) do
+      if not best or is_due_before(source, sources[best]) then
+        best = number
+      end
+    end
+    if not best then
+      return found, false
+    elseif #found >= REQUEST.limit or looks >= LOOKS or bytes > BYTES then
+      return found, looked_to
+    end
+    local source = sources[best]
+    looked_to = { source.at, source.queue, source.id }
+    local job = Record.get_in(source.queue, source.id)
+    if job and asked_for(job) then
+      local entry = shown(job)
+      entry[1] = looked_to
+      found[#found + 1] = entry
+    end
+    if not next_due(source) then
+      table.remove(sources, best)
+    end
+  end
+end
+
 local queues, more = queues_asked_for()
+if REQUEST.due then
+  local at, queue, id = unpack(REQUEST.due)
+  local found, looked_to = look_by_due(queues, { at = at, queue = queue, id = id })
+  return { found, looked_to, more }
+end
 local refs, numbers
 if REQUEST.id then
   refs = named(queues)
