@@ -98,8 +98,8 @@ INNER_FLOORS: dict[str, tuple[str, ...]] = {
     ),
     "tenure_testing.conformance": (
         "helpers state_machine",
-        "claim_numbers collecting crashes differential due_order enqueue events exchange many_queues notices order "
-        "published_tasks reading reclaim regressions renew revise sweep ttl tune unique_keys",
+        "acts claim_numbers collecting crashes differential due_order enqueue events exchange many_queues notices "
+        "order published_tasks reading reclaim regressions renew revise sweep ttl tune unique_keys",
         "concurrency_keys dead_letters limits moves pause rates retention schedules unknown_tasks",
         "suite",
         "__init__",

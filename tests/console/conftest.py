@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from tenure import Retry, Tenure, current_job
@@ -14,7 +15,7 @@ from tenure.console import Console
 from tenure.core.job import Owner
 from tenure.http.server import HTTPServer, ListenAddress
 from tenure.storage.protocol import ClaimRequest, LeaseRenewal, RenewRequest, WorkerInfo
-from tests.console.site import Headers, Reply, get
+from tests.console.site import Headers, Reply, act_headers, get
 
 HOLDER = Owner("00aa00aa00aa00aa", "web-3", "host", 77)
 
@@ -34,6 +35,11 @@ class Shop:
     async def get(self, path: str, *, headers: Headers = (), method: str = "GET") -> Reply:
         """Ask its console."""
         return await get(self.port, path, headers=headers, method=method)
+
+    async def act(self, path: str, body: object = None, *, headers: Headers = (), method: str = "POST") -> Reply:
+        """Let its console do something, as a page of it does."""
+        sent = b"" if body is None else msgspec.json.encode(body)
+        return await get(self.port, path, headers=[*act_headers(self.port), *headers], method=method, body=sent)
 
 
 def tasks_of(app: Tenure) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import http.client
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
@@ -38,12 +38,18 @@ class Reply:
         return next((value for key, value in self.headers if key == name), None)
 
 
+def act_headers(port: int | None = None) -> list[tuple[str, str]]:
+    """Return the headers that a page of the console sends with an act."""
+    site = [("sec-fetch-site", "same-origin")] if port is None else [("origin", f"http://127.0.0.1:{port}")]
+    return [*site, ("content-type", "application/json")]
+
+
 def path_to(*names: str) -> str:
     """Return a path of the API, with its names escaped."""
     return "/".join([BASE, *(quote(name, safe="") for name in names)])
 
 
-async def get(port: int, path: str, *, headers: Headers = (), method: str = "GET") -> Reply:
+async def get(port: int, path: str, *, headers: Headers = (), method: str = "GET", body: bytes | None = None) -> Reply:
     """Ask a server over a socket, without holding up what else goes on here."""
 
     def ask() -> Reply:
@@ -52,7 +58,9 @@ async def get(port: int, path: str, *, headers: Headers = (), method: str = "GET
             connection.putrequest(method, path, skip_host=any(name.lower() == "host" for name, _ in headers))
             for name, value in headers:
                 connection.putheader(name, value)
-            connection.endheaders()
+            if body is not None:
+                connection.putheader("content-length", str(len(body)))
+            connection.endheaders(body)
             response = connection.getresponse()
             found = [(key.lower(), value) for key, value in response.getheaders()]
             return Reply(response.status, found, response.read())
@@ -69,14 +77,18 @@ async def call(
     headers: Headers = (("host", "localhost"),),
     client: tuple[str, int] | None = ("127.0.0.1", 5000),
     method: str = "GET",
+    body: Sequence[bytes] = (b"",),
     **scope: Any,
 ) -> Reply:
-    """ApiCall an ASGI app as a server does."""
+    """Call an ASGI app as a server does. `body`: its parts; without one, the client has left."""
     where, _, query = path.partition("?")
     sent: list[Any] = []
+    parts = list(body)
 
     async def receive() -> dict[str, Any]:
-        return {"type": "http.request", "body": b"", "more_body": False}
+        if not parts:
+            return {"type": "http.disconnect"}
+        return {"type": "http.request", "body": parts.pop(0), "more_body": bool(parts)}
 
     async def send(message: Any) -> None:
         sent.append(message)

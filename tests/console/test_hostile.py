@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tenure import Tenure
 from tenure.console import Console, User
 from tenure.console.redaction import DEEPEST, REDACTED, Redactor
+from tenure.ops.audit import audited
 from tenure.ops.task_schemas import JSONSchema
 from tests.console.conftest import Shop, served
 from tests.console.site import call, get, path_to
@@ -233,7 +234,18 @@ async def test_redacted_values_are_in_no_answer(shop: Shop) -> None:
 
             assert reply.status == 200
             assert b"hunter2" not in reply.body, part
-    for path in ("jobs", "events", "dead/groups", "survey"):
+    async with audited(
+        shop.app.storage,
+        actor="ann",
+        role="admin",
+        via="api",
+        action="jobs.cancel",
+        target="mail/password=hunter2",
+        filter='password:"hunter2"',
+        reason="password=hunter2",
+    ) as act:
+        act.verdict = "failed: password: hunter2"
+    for path in ("jobs", "events", "dead/groups", "survey", "audit"):
         assert b"hunter2" not in (await call(console, path_to(*path.split("/")))).body
     shown = (await call(console, path_to("jobs", "mail", shop.jobs["sent"]))).json
 

@@ -21,7 +21,7 @@ from tenure.ops.access import StorageAccess
 from tenure.options import Timing
 from tenure.storage.memory.storage import MemoryStorage
 from tests.console.conftest import Shop
-from tests.console.site import Headers, Reply, call, path_to
+from tests.console.site import Headers, Reply, act_headers, call, path_to
 
 pytestmark = pytest.mark.thorough
 
@@ -45,7 +45,7 @@ MISTAKES = [
     Mistake("/api/v1", "unknown-route", None, "/api/v1/openapi.json lists all"),
     Mistake("/api/v1/job", "unknown-route", None, "did you mean '/jobs'"),
     Mistake("/api/v1/queues/", "unknown-route", None, "did you mean '/queues'"),
-    Mistake("/api/v1/queues/mail", "method-not-allowed", None, "use GET or HEAD", method="DELETE"),
+    Mistake("/api/v1/queues/mail", "method-not-allowed", None, "use GET or HEAD or PATCH", method="DELETE"),
     Mistake("/api/v1/jobs?lmit=5", "unknown-parameter", "/query/lmit", "did you mean 'limit'?"),
     Mistake("/api/v1/jobs?x=5", "unknown-parameter", "/query/x", "use after, filter, limit"),
     Mistake("/api/v1/queues?x=5", "unknown-parameter", "/query/x", "the path takes none"),
@@ -78,6 +78,9 @@ MISTAKES = [
     Mistake("/api/v1/workers/web-33", "unknown-worker", "/path/worker", "did you mean 'web-3'?"),
     Mistake("/api/v1/workers/none", "unknown-worker", "/path/worker", "/api/v1/workers lists all"),
     Mistake("/api/v1/workers/host/stacks", "unknown-worker", "/path/worker", "'host' is unknown"),
+    Mistake("/api/v1/audit?actor=%00", "invalid-parameter", "/query/actor", "without NUL"),
+    Mistake("/api/v1/audit?limit=501", "invalid-parameter", "/query/limit", "expected int <= 500"),
+    Mistake("/api/v1/audit?after=nonsense!", "invalid-cursor", "/query/after", "is not a cursor"),
     Mistake("/api/v1/dead/groups/0a0a", "unknown-fault", "/path/fault", "12 hexadecimal digits"),
     Mistake("/api/v1/dead/groups/0a0a0a0a0a0a", "unknown-fault", "/path/fault", "/api/v1/dead/groups"),
     Mistake("/api/v1/meta", "local-only", "/header/host", "Host = 'evil.example'", headers=[("Host", "evil.example")]),
@@ -182,7 +185,7 @@ async def test_a_read_only_console_refuses_changes() -> None:
     )
     for read_only, status in ((True, 403), (False, 200)):
         api = AdminAPI(access, table=table, read_only=read_only)
-        changed = await call(api, path_to("things"), method="POST")
+        changed = await call(api, path_to("things"), method="POST", headers=[("host", "localhost"), *act_headers()])
 
         assert changed.status == status
         assert (await call(api, path_to("meta"))).json["read_only"] is read_only
@@ -207,9 +210,17 @@ async def test_the_other_problems_are_about_users() -> None:
     assert many.problem == "too-many-attempts"
 
 
+OF_ACTS = [
+    *("not-json", "slow-body", "body-too-large", "invalid-json", "invalid-body", "unknown-field"),
+    *("changed", "wrong-state", "key-held", "settings-changed", "key-reused", "throttled", "not-audited"),
+]
+"""The problems of acts; test_acts.py and test_bodies.py show each."""
+
+
 def test_each_problem_has_a_test() -> None:
     elsewhere = {"storage-unavailable", "storage-refused", "timeout", "internal", "read-only"}
     of_users = {"unauthorized", "forbidden", "too-many-attempts"}
+    of_acts = {*OF_ACTS}
 
-    assert {mistake.name for mistake in MISTAKES} | elsewhere | of_users == set(PROBLEMS)
+    assert {mistake.name for mistake in MISTAKES} | elsewhere | of_users | of_acts == set(PROBLEMS)
     assert User("ann").may("read")

@@ -14,11 +14,14 @@ from tenure.console.table import TABLE
 from tenure.core.filter_text import JobConditions, parse_filter
 from tenure.core.lifecycle import State
 from tenure.ops.access import StorageAccess
+from tenure.ops.audit import audited
 from tenure.ops.job_list import PAGE, selected_jobs, selection
 from tenure.ops.queue_stats import queue_stats
 from tenure.storage.protocol import Page, Query
 from tests.console.conftest import EVERY_STORAGE, HOLDER, Shop
 from tests.console.site import call, path_to
+
+READS = [route for route in TABLE.routes if route.method == "GET"]
 
 pytestmark = pytest.mark.thorough
 
@@ -39,7 +42,7 @@ async def names_of(shop: Shop, route: Route) -> dict[str, str]:
 
 @EVERY_STORAGE
 async def test_each_route_answers_with_its_type(shop: Shop) -> None:
-    for route in TABLE.routes:
+    for route in READS:
         names = await names_of(shop, route)
         path = path_to(*(names.get(part[1:-1], part) for part in route.parts))
         reply = await shop.get(path)
@@ -125,7 +128,7 @@ async def test_no_read_looks_at_all_jobs_of_a_state_that_grows(shop: Shop, monke
         return await find(query)
 
     monkeypatch.setattr(shop.app.storage, "find", recorded)
-    for route in TABLE.routes:
+    for route in READS:
         names = await names_of(shop, route)
         await shop.get(path_to(*(names.get(part[1:-1], part) for part in route.parts)))
     for query in ("jobs?filter=task:a,b%20error:x", "dead/groups?within=1d&task=mail.break", "jobs?filter=task:c*"):
@@ -322,3 +325,32 @@ async def test_the_next_ticks_of_a_schedule_are_shown(shop: Shop) -> None:
 
     assert second - first == third - second
     assert (second - first).total_seconds() == 3600
+
+
+@EVERY_STORAGE
+async def test_the_audit_log_is_shown_by_page_and_selected_by_name(shop: Shop) -> None:
+    long = "q" * 600
+    for actor, action, target in (
+        ("ann", "queues.pause", "mail"),
+        ("bob", "jobs.cancel", f"mail/{shop.jobs['waiting']}"),
+        ("ann", "queues.resume", "mail"),
+        ("ann", "queues.pause", long),
+    ):
+        async with audited(shop.app.storage, actor=actor, role="operate", via="api", action=action, target=target):
+            pass
+    first = (await shop.get(f"{path_to('audit')}?limit=3")).json
+    last = (await shop.get(f"{path_to('audit')}?limit=3&after={first['next']}")).json
+
+    async def targets(query: str) -> list[str]:
+        return [act["target"] for act in (await shop.get(f"{path_to('audit')}?{query}")).json["acts"]]
+
+    assert [act["action"] for act in first["acts"]] == ["queues.pause", "queues.resume", "jobs.cancel"]
+    assert [act["action"] for act in last["acts"]] == ["queues.pause"]
+    assert last["next"] is None
+    assert {act["verdict"] for act in first["acts"]} == {"done"}
+    assert datetime.fromisoformat(first["acts"][0]["asked"]).tzinfo is not None
+    assert await targets("actor=bob") == [f"mail/{shop.jobs['waiting']}"]
+    assert await targets("actor=ann&action=queues.resume") == ["mail"]
+    assert await targets("target=mail") == ["mail", "mail"]
+    assert await targets(f"target={long}") == [f"{long[:499]}…"]
+    assert await targets("actor=eve") == []

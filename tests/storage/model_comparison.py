@@ -109,7 +109,7 @@ class ModelComparison:
     async def ask(self, verb: str, *args: Any) -> Any:
         expected = getattr(self.model, verb)(*args)
         if verb in ("tune", "events"):
-            words = {"tune": ("by",), "events": ("limit", "reader", "ref")}[verb]
+            words = {"tune": ("by", "expected"), "events": ("limit", "reader", "ref")}[verb]
             split = len(args) - len(words)
             answer = await getattr(self.storage, verb)(*args[:split], **dict(zip(words, args[split:], strict=True)))
         else:
@@ -355,12 +355,12 @@ class ModelComparison:
             revisions.append(
                 dice.choice(
                     (
-                        CancelJob(ref, "enough", "me"),
+                        CancelJob(ref, "enough", "me", ended=self.end(ref)),
                         RedriveJob(ref, "me", delay=dice.choice((0, 0, 3 * SECOND)), ended=self.end(ref)),
-                        RetainJob(ref, dice.choice((0, SECOND, 30 * SECOND))),
+                        RetainJob(ref, dice.choice((0, SECOND, 30 * SECOND)), ended=self.end(ref)),
                         DeleteJob(ref, ended=self.end(ref)),
                         RescheduleJob(ref, delay=dice.choice((None, 0, 5 * SECOND)), boost=dice.choice((None, 9))),
-                        RescheduleJob(ref, priority=2),
+                        RescheduleJob(ref, priority=2, ended=dice.choice((None, 0, self.clock.now()))),
                     )
                 )
             )
@@ -448,7 +448,9 @@ class ModelComparison:
                 ),
             )
         )
-        await self.ask("tune", target, settings, "me")
+        read = self.model.tune(target, Settings())
+        seen = dice.choice((None, read, Settings(paused=not read.paused)))
+        await self.ask("tune", target, settings, "me", seen)
 
     def keep(self) -> KeepRule:
         dice = self.dice
@@ -505,7 +507,7 @@ class ModelComparison:
         """Make this many random calls, compare some reads after each, and compare everything at the end."""
         for queue in QUEUES:
             first = Settings(retention=RetentionRules(*(self.keep() for _ in range(4))), record=get_args(OnRequest))
-            await self.ask("tune", Target("queue", queue), first, "me")
+            await self.ask("tune", Target("queue", queue), first, "me", None)
         for _ in range(steps):
             await self.step()
             await self.compare()
@@ -552,7 +554,7 @@ def event_retention(seed: int) -> KeepRule:
 async def check_trimming_by_age_and_count(comparison: ModelComparison) -> None:
     """Check that a sweep deletes both the jobs over the maximum age and those over the maximum count."""
     await comparison.ask(
-        "tune", Target("queue", "q"), Settings(retention=RetentionRules(KeepRule(9 * SECOND, 1))), None
+        "tune", Target("queue", "q"), Settings(retention=RetentionRules(KeepRule(9 * SECOND, 1))), None, None
     )
     for names in (("1",), ("2", "10", "3")):
         comparison.clock.advance(10)

@@ -21,6 +21,7 @@ from tenure_testing.conformance.helpers import ALICE, bid, new_job, settle, star
 PACKAGE = "tenure.storage.sqlite"
 
 MAY_SCAN = {
+    ("acts", "page"): "the acts, at most 100,000, if few of them match",
     ("events", "bounds"): "sqlite_sequence has one row",
     ("exchange", "due_queues"): "EXISTS ends at the first row",
     ("exchange", "queues"): "sqlite_sequence has one row",
@@ -36,6 +37,7 @@ MAY_SCAN = {
     ("rates", "limited_queues"): "the queues that are limited as a whole",
     ("rates", "opening_ahead"): "the rates that jobs are parked under, after the clock was set back",
     ("rates", "check_all"): "the rates that jobs are parked under, after the clock was set back",
+    ("record_act", "oldest"): "the oldest acts, up to the limit",
     ("reclaim", "held"): "all active jobs, when a worker has died",
     ("survey", "counts"): "the counters of queues that have jobs",
     ("survey", "schedules"): "lists all schedules",

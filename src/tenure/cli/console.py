@@ -65,7 +65,7 @@ PORT = 8787
     show_default=True,
     help="The role of users that a proxy names.",
 )
-@click.option("--read-only", is_flag=True, help="Refuse all changes.")
+@click.option("--read-only", is_flag=True, help="Refuse all acts; show only.")
 @click.option(
     "--payloads",
     type=click.Choice(["read", "operate", "never"]),
@@ -96,7 +96,7 @@ def console(
     log_level: str,
     log_format: str,
 ) -> int:
-    """Serve pages that show the queue, and the admin API, over HTTP, until SIGTERM or SIGINT.
+    """Serve pages that show the queue, and the admin API, which also acts on it, over HTTP, until SIGTERM or SIGINT.
 
     Runs no jobs, and needs neither workers nor the code of the app: --url is enough. With an app it decodes arguments
     with the app's codec and shows its tasks.

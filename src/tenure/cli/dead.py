@@ -11,6 +11,7 @@ import click
 from msgspec import Struct
 
 from tenure.cli.access import accessed
+from tenure.cli.acts import acting, all_of
 from tenure.cli.confirm import confirm, confirm_option
 from tenure.cli.exits import OK
 from tenure.cli.groups import Group
@@ -251,6 +252,7 @@ def redrive(
         session,
         where,
         limit,
+        action="dead.redrive",
         words=("Redrive", "put back into their queues"),
         do=lambda letters: letters.redrive(where, limit=limit, rate=rate, by=by),
         dry_run=dry_run,
@@ -277,6 +279,7 @@ def purge(session: CommandSession, where: DeadFilter, everything: bool, limit: i
         session,
         where,
         limit,
+        action="dead.purge",
         words=("Delete", "deleted"),
         do=lambda letters: letters.purge(where, limit=limit, everything=everything, by=by),
         dry_run=dry_run,
@@ -289,6 +292,7 @@ def _done(
     where: DeadFilter,
     limit: int,
     *,
+    action: str,
     words: tuple[str, str],
     do: Callable[[DeadLetters], Awaitable[DeadReport]],
     dry_run: bool,
@@ -306,7 +310,7 @@ def _done(
             confirm(f"{verb} {_letters(min(found, limit), of_all)}?", yes=yes)
             yes = True
     if yes and not dry_run:
-        report = dead_report_view(asyncio.run(_with_dead_letters(session, do)))
+        report = dead_report_view(asyncio.run(_act(session, where, action, do)))
     if as_json(session, report) or session.quiet:
         return OK
     if dry_run:
@@ -324,6 +328,16 @@ def _done(
     for ref in report.gone:
         click.echo(printable(f"job {ref.id} of queue {ref.queue} is gone"), err=True)
     return OK
+
+
+async def _act(
+    session: CommandSession, where: DeadFilter, action: str, do: Callable[[DeadLetters], Awaitable[DeadReport]]
+) -> DeadReport:
+    async with _opened(session) as (letters, access):
+        async with acting(access.storage, action, all_of(where.queues), where=where) as act:
+            report = await do(letters)
+            act.count = len(report.done)
+        return report
 
 
 async def _with_dead_letters(session: CommandSession, ask: Callable[[DeadLetters], Awaitable[T]]) -> T:

@@ -3,32 +3,23 @@
 import asyncio
 import json
 from datetime import timedelta
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import click
-from msgspec import structs
 
-from tenure.app import Tenure
 from tenure.cli.access import accessed, shared
 from tenure.cli.exits import FAILURE, OK
 from tenure.cli.load import load
 from tenure.cli.lookup import check_known
 from tenure.cli.render import as_json, printable
 from tenure.cli.session import CommandSession, length, naming, storage
-from tenure.client.codec import JsonCodec
-from tenure.client.signature import PAYLOAD_LIMIT
-from tenure.errors import DuplicateJobError, PayloadTooLargeError, ThrottledError, UsageError
+from tenure.clock import SystemClock, entropy
+from tenure.errors import DuplicateJobError, ThrottledError, UsageError
+from tenure.ids import JobIds
+from tenure.ops.enqueueing import DEFAULT_QUEUE, NamedCall, enqueue_job, job_of
 from tenure.ops.views import TriggeredView, triggered_view
 from tenure.options.tasks import CallOptions, valid_priority
 from tenure.storage.protocol import Target
-
-
-class NewCall(NamedTuple):
-    """A call as it was given: by name or in order, and the options of the call."""
-
-    task: str
-    arguments: dict[str, Any] | list[Any]
-    options: CallOptions
 
 
 @click.command()
@@ -82,7 +73,7 @@ def enqueue(
         options["priority"] = valid_priority(priority)
     if tags:
         options["tags"] = tags
-    call = NewCall(task, _arguments(arguments, named), options)
+    call = NamedCall(task, _arguments(arguments, named), options)
     try:
         made = asyncio.run(_by_app(session, call) if session.app is not None else _by_name(session, call, force=force))
     except (ThrottledError, DuplicateJobError) as error:
@@ -142,7 +133,7 @@ def _value(name: str, text: str) -> Any:
         return text
 
 
-async def _by_app(session: CommandSession, call: NewCall) -> TriggeredView:
+async def _by_app(session: CommandSession, call: NamedCall) -> TriggeredView:
     app = load(session.app or "", folder=session.app_dir)
     if session.url is not None:
         app.use_url(session.url)
@@ -154,28 +145,17 @@ async def _by_app(session: CommandSession, call: NewCall) -> TriggeredView:
     return TriggeredView(queue=job.queue, id=job.id, made=job.made, retry_in=None)
 
 
-async def _by_name(session: CommandSession, call: NewCall, *, force: bool) -> TriggeredView:
+async def _by_name(session: CommandSession, call: NamedCall, *, force: bool) -> TriggeredView:
     if isinstance(call.arguments, list):
         raise UsageError("arguments in order need an app, which knows their names; give --app, or a JSON object")
-    queue = call.options.get("queue", "default")
-    payload = JsonCodec().encode(call.arguments)
-    if len(payload) > PAYLOAD_LIMIT:
-        raise PayloadTooLargeError(call.task, len(payload), PAYLOAD_LIMIT)
+    queue = call.options.get("queue", DEFAULT_QUEUE)
     async with accessed(session) as access:
         await check_known(access, [Target("task", call.task), Target("queue", queue)], force=force)
-        survey = await access.storage.survey()
-        template = Tenure(storage=access.storage).task(name=call.task)(_no_arguments).options(**call.options).call().job
-        # Workers know the current version of the arguments, which is the one that people write.
-        version = max((worker.tasks.get(call.task, 1) for worker in survey.workers if worker.tasks), default=1)
-        job = structs.replace(template, payload=payload, policy=structs.replace(template.policy, version=version))
-        (receipt,) = await access.storage.enqueue([job])
+        new_id = JobIds(SystemClock(), entropy()).make()
+        receipt = await enqueue_job(access, job_of(access, call, await access.storage.survey(), new_id))
     click.echo(
         f"warning: enqueued by name, without an app: the arguments and the options of task {call.task!r} are not "
         "checked; give --app",
         err=True,
     )
     return triggered_view(receipt)
-
-
-def _no_arguments() -> None:
-    """Stand for a handler that this process does not have."""

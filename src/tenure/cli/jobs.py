@@ -8,6 +8,7 @@ import click
 from msgspec import Struct, structs
 
 from tenure.cli.access import accessed
+from tenure.cli.acts import acting
 from tenure.cli.confirm import confirm, confirm_option
 from tenure.cli.exits import FAILURE, OK
 from tenure.cli.groups import Group
@@ -23,9 +24,11 @@ from tenure.core.filter_text import JobConditions, exact_names, parse_filter
 from tenure.core.job import Ref
 from tenure.core.lifecycle import State
 from tenure.errors import UsageError
+from tenure.ops.audit import verdict_of
 from tenure.ops.job_list import Selection, selected_jobs, selection
-from tenure.ops.views import JobView, RevisedView, job_view
-from tenure.storage.protocol import CancelJob, DeleteJob, ListOrder, RedriveJob, Revision
+from tenure.ops.revisions import REFUSALS, revised_view
+from tenure.ops.views import JobView, job_view
+from tenure.storage.protocol import CancelJob, DeleteJob, ListOrder, RedriveJob, Revision, RevisionResult
 
 
 @click.group(cls=Group)
@@ -162,7 +165,7 @@ def _row(job: JobView, order: ListOrder) -> list[str]:
 def redrive(session: CommandSession, ids: tuple[str, ...], queue: str | None) -> int:
     """Put failed, cancelled or expired jobs back into their queues, with new budgets."""
     by = current_user()
-    return asyncio.run(_revise(session, ids, queue, lambda ref: RedriveJob(ref, by), _REDRIVEN))
+    return asyncio.run(_revise(session, ids, queue, "redrive", lambda ref: RedriveJob(ref, by), _REDRIVEN))
 
 
 @jobs.command()
@@ -175,7 +178,7 @@ def cancel(session: CommandSession, ids: tuple[str, ...], queue: str | None, rea
     """Cancel jobs: a waiting job at once; of an active job, the run is asked to stop."""
     by = current_user()
     why = remark(reason, field="--reason")
-    return asyncio.run(_revise(session, ids, queue, lambda ref: CancelJob(ref, why, by), _CANCELLED))
+    return asyncio.run(_revise(session, ids, queue, "cancel", lambda ref: CancelJob(ref, why, by), _CANCELLED, why))
 
 
 @jobs.command()
@@ -189,40 +192,41 @@ def delete(session: CommandSession, ids: tuple[str, ...], queue: str | None, yes
     subject = f"job {printable(ids[0])}" if len(ids) == 1 else f"{len(ids):,} jobs"
     confirm(f"Delete {subject} for good?", yes=yes)
     by = current_user()
-    return asyncio.run(_revise(session, ids, queue, lambda ref: DeleteJob(ref, by), _DELETED))
+    return asyncio.run(_revise(session, ids, queue, "delete", lambda ref: DeleteJob(ref, by), _DELETED))
 
 
-_REDRIVEN = {"done": "is back in its queue", "refused": "is {}; only failed, cancelled or expired jobs are redriven"}
-_DELETED = {"done": "is deleted", "refused": "is {}; cancel it first"}
-_CANCELLED = {"done": "is cancelled", "asked": "is running; its run was asked to stop", "refused": "is {} already"}
+_REDRIVEN = {"done": "is back in its queue", "refused": REFUSALS[RedriveJob]}
+_DELETED = {"done": "is deleted", "refused": REFUSALS[DeleteJob]}
+_CANCELLED = {
+    "done": "is cancelled",
+    "asked": "is running; its run was asked to stop",
+    "refused": REFUSALS[CancelJob],
+}
 
 
 async def _revise(
     session: CommandSession,
     ids: tuple[str, ...],
     queue: str | None,
+    verb: str,
     revision: Callable[[Ref], Revision],
     words: Mapping[str, str],
+    reason: str | None = None,
 ) -> int:
+    answers: list[RevisionResult] = []
     async with accessed(session) as access:
-        refs = [job.ref for job in await find_jobs(access.storage, ids, queue)]
-        answers = await access.storage.revise([revision(ref) for ref in refs])
-    results = [
-        RevisedView(
-            queue=answer.ref.queue,
-            id=answer.ref.id,
-            verdict=answer.verdict,
-            was=answer.state and answer.state.value,
-            holder=None if answer.holder is None else answer.holder.id,
-        )
-        for answer in answers
-    ]
+        for job in await find_jobs(access.storage, ids, queue):
+            async with acting(access.storage, f"jobs.{verb}", f"{job.queue}/{job.id}", reason=reason) as act:
+                [answer] = await access.storage.revise([revision(job.ref)])
+                act.verdict = verdict_of(answer)
+            answers.append(answer)
+    results = list(map(revised_view, answers))
     if not as_json(session, results):
-        for answer in results:
-            done = answer.verdict in ("done", "asked")
+        for view in results:
+            done = view.verdict in ("done", "asked")
             if not (done and session.quiet):
-                result = words.get(answer.verdict, "is gone").format(answer.was)
-                if answer.holder is not None:
-                    result = f"is not redriven: job {answer.holder} holds its unique key"
-                click.echo(printable(f"job {answer.id} of queue {answer.queue} {result}"), err=not done)
-    return OK if all(answer.verdict in ("done", "asked") for answer in results) else FAILURE
+                result = words.get(view.verdict, "is gone").format(view.was)
+                if view.holder is not None:
+                    result = f"is not redriven: job {view.holder} holds its unique key"
+                click.echo(printable(f"job {view.id} of queue {view.queue} {result}"), err=not done)
+    return OK if all(view.verdict in ("done", "asked") for view in results) else FAILURE

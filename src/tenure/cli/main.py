@@ -31,6 +31,7 @@ COMMANDS = {
     "workers": ("tenure.cli.workers:workers", "List, quiet and stop workers, and show the stacks of their runs."),
     "schedules": ("tenure.cli.schedules:schedules", "List, pause, trigger and remove schedules."),
     "events": ("tenure.cli.events:events", "Show past events, and follow new ones."),
+    "audit": ("tenure.cli.audit:audit", "Show what operators did."),
     "migrate": ("tenure.cli.migrate:migrate", "Create a storage, or upgrade its schema."),
     "move": ("tenure.cli.move:move", "Move waiting, delayed and failed jobs to another storage."),
     "completion": ("tenure.cli.completion:completion", "Print the script by which a shell completes commands."),

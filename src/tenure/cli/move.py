@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack, contextmanager
 import click
 
 from tenure.cli.access import shared
+from tenure.cli.acts import acting
 from tenure.cli.exits import OK, UNHEALTHY
 from tenure.cli.logs import warn
 from tenure.cli.render import as_json, console, draws, printable, table
@@ -55,8 +56,17 @@ async def _moved(
         leaves, arrives = await _opened(stack, source), await _opened(stack, target, create=not dry_run)
         if dry_run:
             return await Move(leaves, arrives, while_running=while_running).plan()
+        # Each storage keeps its own audit log, so both have the act.
+        acts = [
+            await stack.enter_async_context(acting(leaves, "jobs.move", "*", change=f"to={arrives.url}")),
+            await stack.enter_async_context(acting(arrives, "jobs.move", "*", change=f"from={leaves.url}")),
+        ]
         with _progress(session, plain=plain) as on_progress:
-            return await Move(leaves, arrives, while_running=while_running, on_progress=on_progress).run()
+            report = await Move(leaves, arrives, while_running=while_running, on_progress=on_progress).run()
+        for act in acts:
+            act.verdict = "done" if report.complete else "incomplete"
+            act.count = sum(queue.moved for queue in report.queues)
+        return report
 
 
 async def _opened(stack: AsyncExitStack, url: str, *, create: bool = False) -> Storage:

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import click
 
 from tenure.cli.access import accessed
+from tenure.cli.acts import acting, all_of
 from tenure.cli.confirm import confirm, confirm_option
 from tenure.cli.exits import OK, NotFound
 from tenure.cli.groups import Group
@@ -260,7 +261,8 @@ async def _lifted(session: CommandSession, names: tuple[str, ...], rate: str | N
     by = current_user()
     async with accessed(session) as access:
         for name in names:
-            await access.storage.tune(Target("queue", name), Settings(lift=rate or "*"), by=by)
+            async with acting(access.storage, "queues.lift", name, change=f"rate={rate or '*'}"):
+                await access.storage.tune(Target("queue", name), Settings(lift=rate or "*"), by=by)
         survey = await access.storage.survey(names)
         return [LiftedView(queue=queue.queue, limits=limits_view(queue)) for queue in survey.queues]
 
@@ -317,7 +319,9 @@ async def _counted(session: CommandSession, where: JobFilter) -> int:
 async def _purged(session: CommandSession, where: JobFilter, matched: int) -> PurgedView:
     by = current_user()
     async with accessed(session) as access:
-        report = await _jobs_of(access).purge(where, by=by)
+        async with acting(access.storage, "queues.purge", all_of(where.queues), where=where) as act:
+            report = await _jobs_of(access).purge(where, by=by)
+            act.count = report.deleted
         return PurgedView(matched=matched, deleted=report.deleted, changed=report.changed)
 
 
@@ -343,7 +347,10 @@ async def _rated(session: CommandSession, targets: list[Target], rate: Rate | No
         views: list[RatedView] = []
         for target in targets:
             key = rate_key(rate, QUEUE_RATE if target.kind == "queue" else TASK_RATE + target.name)
-            settings = await access.storage.tune(target, Settings(rate=key), by=by)
+            view = rate_view(key)
+            change = f"rate={'none' if view is None else _rate(view)}"
+            async with acting(access.storage, f"{target.kind}s.rate", target.name, change=change):
+                settings = await access.storage.tune(target, Settings(rate=key), by=by)
             views.append(RatedView(kind=target.kind, name=target.name, rate=rate_view(settings.rate)))
         return views
 
@@ -369,14 +376,12 @@ async def _tuned(session: CommandSession, targets: list[Target], *, paused: bool
     by = current_user()
     async with accessed(session) as access:
         await check_known(access, targets, force=force)
-        return [
-            PausedView(
-                kind=target.kind,
-                name=target.name,
-                paused=bool((await access.storage.tune(target, Settings(paused=paused), by=by)).paused),
-            )
-            for target in targets
-        ]
+        views: list[PausedView] = []
+        for target in targets:
+            async with acting(access.storage, f"{target.kind}s.{'pause' if paused else 'resume'}", target.name):
+                settings = await access.storage.tune(target, Settings(paused=paused), by=by)
+            views.append(PausedView(kind=target.kind, name=target.name, paused=bool(settings.paused)))
+        return views
 
 
 @queues.command()

@@ -7,6 +7,7 @@ from typing import TypeVar
 import click
 
 from tenure.cli.access import accessed
+from tenure.cli.acts import acting
 from tenure.cli.confirm import confirm, confirm_option
 from tenure.cli.exits import FAILURE, OK
 from tenure.cli.groups import Group
@@ -16,6 +17,7 @@ from tenure.client.schedules import coming, look_up, pause, remove, trigger
 from tenure.clock import SECOND, SystemClock, entropy
 from tenure.core.duration import duration_text
 from tenure.ids import JobIds
+from tenure.ops.audit import AuditedAct
 from tenure.ops.views import ScheduleView, TickView, TriggeredView, schedule_view, tick_view, triggered_view
 from tenure.storage.protocol import Storage
 
@@ -106,8 +108,11 @@ def _set(session: CommandSession, names: tuple[str, ...], *, paused: bool) -> in
 
 async def _paused(session: CommandSession, names: tuple[str, ...], *, paused: bool) -> list[ScheduleView]:
     async with accessed(session) as access:
-        known = await _known(access.storage, names)
-        return [schedule_view(await pause(access.storage, name, paused=paused), access.decode) for name in known]
+        views: list[ScheduleView] = []
+        for name in await _known(access.storage, names):
+            async with acting(access.storage, f"schedules.{'pause' if paused else 'resume'}", name):
+                views.append(schedule_view(await pause(access.storage, name, paused=paused), access.decode))
+        return views
 
 
 @schedules.command("trigger")
@@ -118,11 +123,12 @@ def trigger_schedules(session: CommandSession, names: tuple[str, ...]) -> int:
     """Enqueue the jobs of these schedules now, even if paused; the next ticks do not change."""
     ids = JobIds(SystemClock(), entropy())
 
-    async def make(storage: Storage, name: str) -> tuple[str, TriggeredView]:
+    async def make(storage: Storage, name: str, act: AuditedAct) -> tuple[str, TriggeredView]:
         receipt, _ = await trigger(storage, name, ids.make())
+        act.verdict = receipt.made
         return name, triggered_view(receipt)
 
-    triggered = asyncio.run(_each(session, names, make))
+    triggered = asyncio.run(_each(session, names, "trigger", make))
     if not as_json(session, [job for _, job in triggered]):
         for name, job in triggered:
             enqueued = job.made not in _NOT_MADE
@@ -176,20 +182,26 @@ def remove_schedules(session: CommandSession, names: tuple[str, ...], yes: bool)
     subject = f"schedule {printable(names[0])}" if len(names) == 1 else f"{len(names):,} schedules"
     confirm(f"Remove {subject} for good?", yes=yes)
 
-    async def forget(storage: Storage, name: str) -> str:
+    async def forget(storage: Storage, name: str, act: AuditedAct) -> str:
         await remove(storage, name)
         return name
 
-    removed = asyncio.run(_each(session, names, forget))
+    removed = asyncio.run(_each(session, names, "remove", forget))
     if not as_json(session, removed) and not session.quiet:
         for name in removed:
             click.echo(printable(f"schedule {name} is removed"))
     return OK
 
 
-async def _each(session: CommandSession, names: tuple[str, ...], do: Callable[[Storage, str], Awaitable[T]]) -> list[T]:
+async def _each(
+    session: CommandSession, names: tuple[str, ...], verb: str, do: Callable[[Storage, str, AuditedAct], Awaitable[T]]
+) -> list[T]:
+    results: list[T] = []
     async with accessed(session) as access:
-        return [await do(access.storage, name) for name in await _known(access.storage, names)]
+        for name in await _known(access.storage, names):
+            async with acting(access.storage, f"schedules.{verb}", name) as act:
+                results.append(await do(access.storage, name, act))
+    return results
 
 
 async def _known(storage: Storage, names: tuple[str, ...]) -> list[str]:

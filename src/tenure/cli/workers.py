@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Sequence
 
 import click
-from msgspec import Struct
 
 from tenure.cli.access import accessed
+from tenure.cli.acts import acting
 from tenure.cli.exits import OK
 from tenure.cli.groups import Group
 from tenure.cli.lookup import current_user, find_worker
@@ -14,18 +14,8 @@ from tenure.cli.render import as_json, block, printable, size_text, span_text, t
 from tenure.cli.session import CommandSession, naming, storage
 from tenure.client.workers import valid_concurrency
 from tenure.errors import UsageError
-from tenure.ops.workers import ListedWorker, StackView, listed_worker, stacks
-from tenure.storage.protocol import Settings, Target
-
-
-class OrderedView(Struct, frozen=True, kw_only=True):
-    """A worker, and the orders that apply to it."""
-
-    owner: str
-    name: str
-    quiet: bool
-    stop: bool
-    concurrency: int | None
+from tenure.ops.workers import ListedWorker, OrderedView, StackView, give_order, listed_worker, stacks
+from tenure.storage.protocol import Settings
 
 
 @click.group(cls=Group)
@@ -154,24 +144,26 @@ def _ordered(session: CommandSession, names: Sequence[str], settings: Settings, 
     return OK
 
 
+def _order(settings: Settings) -> tuple[str, str | None]:
+    """Return the name of an order and its value, as the audit log has them."""
+    if settings.concurrency is not None:
+        return "concurrency", f"concurrency={settings.concurrency or 'own'}"
+    if settings.quiet is not None:
+        return "quiet" if settings.quiet else "resume", None
+    return "stop", None
+
+
 async def _give_orders(session: CommandSession, names: Sequence[str], settings: Settings) -> list[OrderedView]:
     by = current_user()
+    verb, change = _order(settings)
     async with accessed(session) as access:
         survey = await access.storage.survey()
         # Find all workers before the first one gets its order.
         meant = {worker.owner.id: worker.owner for worker in (find_worker(survey, name) for name in names)}
         views: list[OrderedView] = []
         for owner in meant.values():
-            now = await access.storage.tune(Target("worker", owner.id), settings, by=by)
-            views.append(
-                OrderedView(
-                    owner=owner.id,
-                    name=owner.name,
-                    quiet=bool(now.quiet),
-                    stop=bool(now.stop),
-                    concurrency=now.concurrency or None,
-                )
-            )
+            async with acting(access.storage, f"workers.{verb}", owner.id, change=change):
+                views.append(await give_order(access.storage, owner, settings, by=by))
         return views
 
 

@@ -336,7 +336,7 @@ class DeadLetters:
         refused: list[Ref] = []
         gone: list[Ref] = []
         held: list[tuple[Ref, Ref]] = []
-        by_verdict = {"done": done, "refused": refused, "gone": gone}
+        by_verdict = {"done": done, "refused": refused, "changed": refused, "gone": gone}
         for start in range(0, len(chosen), BATCH):
             batch = chosen[start : start + BATCH]
             # A job that was redriven since the scan is refused: it has changed since it was selected.

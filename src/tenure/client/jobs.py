@@ -301,7 +301,7 @@ class Jobs:
                 revisions = [DeleteJob(job.ref, operator, job.finished or 0) for job in batch]
                 verdicts = Counter(result.verdict for result in await storage.revise(revisions))
                 deleted += verdicts["done"]
-                changed += verdicts["refused"]
+                changed += verdicts["refused"] + verdicts["changed"]
                 if left is not None:
                     left -= verdicts["done"]
                     if left <= 0:

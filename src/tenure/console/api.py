@@ -1,7 +1,7 @@
-"""The admin API as a plain ASGI app: checks the user, finds the route, reads, and answers with JSON or a problem.
+"""The admin API as a plain ASGI app: checks the user, finds the route, reads or acts, answers with JSON or a problem.
 
-request ──► user ──► route ──► role ──► parameters ──► handler ──► answer
-└────────┴─────────┴──────────┴─────────────┴──────► problem
+request ──► user ──► route ──► role ──► parameters, or origin and body ──► handler ──► answer
+└────────┴─────────┴──────────┴─────────────┴─────────────────────────────────────► problem
 """
 
 import asyncio
@@ -10,14 +10,16 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import cast, get_args
 
 import msgspec
+from msgspec import Struct
 
 from tenure.console.openapi import text as openapi_text
 from tenure.console.pages import page_reply, send_page
 from tenure.console.problems import PREFIX, ProblemError, bad_parameter, from_message, unknown_job
 from tenure.console.redaction import Redactor
 from tenure.console.requests import ConsoleRequest
-from tenure.console.routes import BASE, ApiCall, Payloads, Route, RouteTable
+from tenure.console.routes import BASE, SAFE, ApiCall, Payloads, Route, RouteTable
 from tenure.console.table import TABLE
+from tenure.console.unsafe import read_body, require_same_origin
 from tenure.console.users import Auth, User, local_user, user_of
 from tenure.core.check import flag, one_of, shown
 from tenure.core.filter_text import FilterTextError
@@ -33,8 +35,6 @@ from tenure.ops.access import StorageAccess
 from tenure.ops.slow_runs import Slow
 
 logger = logging.getLogger("tenure.console")
-
-SAFE = ("GET", "HEAD")
 
 _JSON = b"application/json"
 _PROBLEM = b"application/problem+json"
@@ -94,7 +94,7 @@ class AdminAPI:
                 if page is not None:
                     await send_page(scope, send, page)
                     return
-                status, headers, body = await self._answer(scope)
+                status, headers, body = await self._answer(scope, receive)
                 await answer(scope, send, status, [*headers, *_GUARDS], body)
             case "lifespan":
                 await receive()
@@ -106,9 +106,10 @@ class AdminAPI:
             case other:
                 raise ValueError(f"the console speaks HTTP only, not {other}")
 
-    async def _answer(self, scope: Scope) -> tuple[int, Headers, bytes]:
+    async def _answer(self, scope: Scope, receive: Receive) -> tuple[int, Headers, bytes]:
         try:
-            return 200, [(b"content-type", _JSON)], await self._body(ConsoleRequest(scope))
+            headers, body = await self._content(ConsoleRequest(scope), receive)
+            return 200, [(b"content-type", _JSON), *headers], body
         except Exception as error:
             failure = _problem_of(error)
         problem = failure.problem
@@ -125,7 +126,7 @@ class AdminAPI:
         body = msgspec.json.encode(self._redactor.plain(problem))
         return problem.status, [(b"content-type", _PROBLEM), *failure.headers], body
 
-    async def _body(self, request: ConsoleRequest) -> bytes:
+    async def _content(self, request: ConsoleRequest, receive: Receive) -> tuple[Headers, bytes]:
         segments = request.segments()
         base = BASE.strip("/").split("/")
         if segments[: len(base)] != base:
@@ -137,22 +138,29 @@ class AdminAPI:
         inner = segments[len(base) :]
         if inner == ["openapi.json"] and request.method in SAFE:
             # It holds nothing of the storage, so it needs no user.
-            return openapi_text(self._table).encode()
+            return [], openapi_text(self._table).encode()
         user = await self._user(request)
         route, names = self._table.find(request.method, inner)
         self._permit(user, route)
-        query = request.query(route.query)
+        given: Struct = request.query(route.query)
+        if route.method not in SAFE:
+            require_same_origin(request)
+            if route.body is not None:
+                given = await read_body(request, receive, route.body, most=route.most)
         try:
             async with asyncio.timeout(route.limit):
-                call = ApiCall(await self._access(), user, names, self._payloads, self._read_only, self._slow)
-                found = await route.handler(call, query)
+                access = await self._access()
+                call = ApiCall(access, user, names, self._payloads, self._read_only, self._slow, request)
+                found = await route.handler(call, given)
         except TimeoutError as error:
             raise ProblemError(
                 "timeout",
                 f"the storage did not answer within {route.limit:g} s",
-                "narrow the request, or find out whether the storage is overloaded: tenure doctor",
+                "narrow the request, or find out whether the storage is overloaded: tenure doctor"
+                if route.method in SAFE
+                else "look whether it was done, and find out whether the storage is overloaded: tenure doctor",
             ) from error
-        return msgspec.json.encode(self._redactor.plain(found))
+        return call.reply_headers, msgspec.json.encode(self._redactor.plain(found))
 
     async def _user(self, request: ConsoleRequest) -> User:
         if not self._auth:

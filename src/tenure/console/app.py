@@ -17,7 +17,7 @@ class Console(AdminAPI):
     answers only requests that come from this machine directly, and not through a proxy. `auth` is one or more
     functions that return the `User` of a `ConsoleRequest` or None; `Tokens` and `ProxyAuth` are such functions.
 
-    - `read_only`: refuse all changes.
+    - `read_only`: refuse all acts.
     - `payloads`: the role that may see arguments, results and data of jobs: "read", "operate" or "never".
     - `redact`: names of fields whose values are left out, in any depth, and in texts such as `password=...`.
     """

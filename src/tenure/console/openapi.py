@@ -12,10 +12,21 @@ from msgspec import Struct
 
 from tenure._version import __version__
 from tenure.console.problems import PREFIX, PROBLEMS, Problem, ProblemName
-from tenure.console.routes import BASE, Route, RouteTable
+from tenure.console.routes import BASE, HeaderName, Route, RouteTable
 from tenure.console.table import TABLE
 
 _REF = "#/components/schemas/{name}"
+
+_ACT_PROBLEMS: tuple[ProblemName, ...] = (
+    *("invalid-json", "forbidden", "cross-site", "read-only", "slow-body", "body-too-large", "not-json"),
+    *("invalid-body", "unknown-field", "not-audited"),
+)
+"""The problems of all routes that change something."""
+
+_HEADERS: dict[HeaderName, str] = {
+    "If-Match": "The ETag of the settings as you have read them; if they are others now, nothing changes.",
+    "Idempotency-Key": "A random text of 1 to 255 characters; repeated requests with the same one make one job.",
+}
 
 _CONTENT = {"application/problem+json": {"schema": {"$ref": _REF.format(name="Problem")}}}
 
@@ -24,7 +35,8 @@ def description(table: RouteTable = TABLE) -> dict[str, Any]:
     """Return the description of the routes."""
     answers = list(dict.fromkeys([route.answer for route in table.routes]))
     queries = list(dict.fromkeys([route.query for route in table.routes]))
-    kinds: list[type[Struct]] = [*answers, *queries, Problem]
+    bodies = list(dict.fromkeys([route.body for route in table.routes if route.body is not None]))
+    kinds: list[type[Struct]] = [*answers, *queries, *bodies, Problem]
     schemas, components = msgspec.json.schema_components(kinds, ref_template=_REF)
     for component in components.values():
         # The docstring of the class. Python 3.13 removes the indentation of docstrings, older ones do not.
@@ -43,8 +55,8 @@ def description(table: RouteTable = TABLE) -> dict[str, Any]:
         "info": {
             "title": "Tenure admin API",
             "version": __version__,
-            "description": "Reads a job queue. Instants are RFC 3339 texts in UTC, durations are seconds. Integers may "
-            "be greater than 2^53.",
+            "description": "Reads a job queue, and acts on it. Instants are RFC 3339 texts in UTC, durations are "
+            "seconds. Integers may be greater than 2^53.",
         },
         "servers": [{"url": BASE, "description": "below the place where the console is mounted"}],
         "security": [{"bearer": []}, {}],
@@ -74,17 +86,28 @@ def _operation(route: Route, query: dict[str, Any]) -> dict[str, Any]:
         if "description" in schema:
             parameter["description"] = schema["description"]
         parameters.append(parameter)
+    parameters += [
+        {"name": name, "in": "header", "required": False, "schema": {"type": "string"}, "description": _HEADERS[name]}
+        for name in route.headers
+    ]
+    body: dict[str, Any] = {}
+    problems = route.problems
+    if route.body is not None:
+        schema = {"$ref": _REF.format(name=route.body.__name__)}
+        body = {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+        problems = (*problems, *_ACT_PROBLEMS)
     return {
         "operationId": route.name,
         "summary": inspect.cleandoc(route.handler.__doc__ or "").partition("\n")[0],
         "x-role": route.role,
         "parameters": parameters,
+        **body,
         "responses": {
             "200": {
                 "description": inspect.cleandoc(route.answer.__doc__ or "").partition("\n\n")[0].replace("\n", " "),
                 "content": {"application/json": {"schema": {"$ref": _REF.format(name=route.answer.__name__)}}},
             },
-            **_problems(route.problems),
+            **_problems(problems),
             "default": {"$ref": "#/components/responses/Problem"},
         },
     }

@@ -30,6 +30,19 @@ ProblemName = Literal[
     "unknown-schedule",
     "unknown-worker",
     "unknown-fault",
+    "not-json",
+    "slow-body",
+    "body-too-large",
+    "invalid-json",
+    "invalid-body",
+    "unknown-field",
+    "changed",
+    "wrong-state",
+    "key-held",
+    "settings-changed",
+    "key-reused",
+    "throttled",
+    "not-audited",
     "storage-unavailable",
     "storage-refused",
     "timeout",
@@ -41,8 +54,8 @@ PROBLEMS: dict[ProblemName, tuple[int, str]] = {
     "method-not-allowed": (405, "The resource does not have this method"),
     "unauthorized": (401, "The request has no valid credentials"),
     "forbidden": (403, "The role of the user does not allow this"),
-    "local-only": (403, "Without authentication only this machine may read"),
-    "cross-site": (403, "The request comes from a page of another site"),
+    "local-only": (403, "Without authentication only this machine has access"),
+    "cross-site": (403, "The request may come from a page of another site"),
     "too-many-attempts": (429, "There were too many wrong tokens"),
     "read-only": (403, "This console is read-only"),
     "unknown-parameter": (400, "A query parameter is unknown"),
@@ -55,6 +68,19 @@ PROBLEMS: dict[ProblemName, tuple[int, str]] = {
     "unknown-schedule": (404, "The schedule does not exist"),
     "unknown-worker": (404, "The worker does not exist"),
     "unknown-fault": (404, "No dead letter has this fault"),
+    "not-json": (415, "The body is not declared as JSON"),
+    "slow-body": (408, "The body did not arrive in time"),
+    "body-too-large": (413, "The body is too large"),
+    "invalid-json": (400, "The body is not JSON"),
+    "invalid-body": (422, "The body is invalid"),
+    "unknown-field": (422, "A field of the body is unknown"),
+    "changed": (409, "The job has changed since it was seen"),
+    "wrong-state": (409, "The state of the job does not allow this"),
+    "key-held": (409, "Another job holds the unique key"),
+    "settings-changed": (412, "The settings are not those of If-Match"),
+    "key-reused": (422, "The Idempotency-Key was used for another call"),
+    "throttled": (429, "The task is throttled"),
+    "not-audited": (503, "The act cannot be recorded, so it was not done"),
     "storage-unavailable": (503, "The storage cannot be reached"),
     "storage-refused": (503, "The storage refuses to answer"),
     "timeout": (504, "The storage did not answer in time"),
@@ -64,7 +90,7 @@ PROBLEMS: dict[ProblemName, tuple[int, str]] = {
 
 
 class ProblemPart(Struct, frozen=True, omit_defaults=True):
-    """A part of a request that is invalid. `pointer`: where it is: `/query/limit`, `/path/queue`, `/header/host`.
+    """A part of a request that is invalid. `pointer`: `/query/limit`, `/path/queue`, `/header/host`, `/body/ttl`.
 
     `position`: the character of the value at which the problem begins; the first one is 1.
     """

@@ -2,7 +2,7 @@
 
 from collections.abc import Awaitable, Iterable, Sequence
 from datetime import timedelta
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 from msgspec import Struct, structs
 
@@ -10,18 +10,21 @@ from tenure._version import __version__
 from tenure.client.dead_letters import DeadFilter, DeadGroups
 from tenure.client.filters import fault_named
 from tenure.client.schedules import ticks_after
-from tenure.console.problems import (
-    ProblemError,
-    ProblemPart,
-    bad_parameter,
-    from_message,
-    unknown_job,
-    unknown_name,
-)
+from tenure.console.lookups import known_of as _known
+from tenure.console.lookups import name_of as _name
+from tenure.console.lookups import narrowed as _narrowed
+from tenure.console.lookups import queue_of as _queue
+from tenure.console.lookups import ref_of as _ref
+from tenure.console.lookups import schedule_of as _schedule
+from tenure.console.lookups import survey_of as _survey
+from tenure.console.lookups import worker_of as _worker
+from tenure.console.patches import queue_tag, task_settings, task_tag
+from tenure.console.problems import ProblemError, ProblemPart, bad_parameter, from_message, unknown_name
 from tenure.console.records import (
     EVENTS_MOST,
     JOBS_MOST,
     LOOKS,
+    AuditQuery,
     DeadGroupsQuery,
     EventsQuery,
     JobEventsQuery,
@@ -46,22 +49,20 @@ from tenure.console.records import (
 )
 from tenure.console.routes import ApiCall
 from tenure.core.backlog import Backlog, Thresholds
-from tenure.core.check import named
 from tenure.core.document import decode_document
 from tenure.core.duration import Duration, duration, micros, moment
 from tenure.core.events import AnyEvent, EventsTrimmed
 from tenure.core.filter_text import JobConditions, NamePattern, exact_names, parse_filter
 from tenure.core.job import Ref
 from tenure.core.published import PublishedTask
-from tenure.core.schedule import Schedule
 from tenure.core.suggestion import alternatives, close_to, did_you_mean
 from tenure.errors import UsageError
 from tenure.health.assessment import Health, judged, state_of
+from tenure.ops.audit import ActsView, acts_view
 from tenure.ops.events import KINDS, EventsRead, events_after, shown_events, wanted_events
 from tenure.ops.examination import examine
 from tenure.ops.job_list import job_row, selected_jobs, selection
 from tenure.ops.jobs import detail_of, reasons_of
-from tenure.ops.names import KnownNames
 from tenure.ops.queue_stats import queue_stats
 from tenure.ops.run_history import why_again
 from tenure.ops.task_schemas import published_task, published_task_view
@@ -83,9 +84,9 @@ from tenure.ops.views import (
     task_rates_view,
     tick_view,
 )
-from tenure.ops.workers import ListedWorker, UnknownWorkerError, find_worker, listed_worker, stacks
+from tenure.ops.workers import ListedWorker, listed_worker, stacks
 from tenure.storage.cursors import recorded_within
-from tenure.storage.protocol import QueueSurvey, Survey, WorkerSurvey
+from tenure.storage.protocol import ActsQuery, Survey
 
 T = TypeVar("T")
 
@@ -112,7 +113,7 @@ async def meta(call: ApiCall, query: Struct) -> MetaView:
         ),
         read_only=call.read_only,
         payloads=call.payloads,
-        features=("reads",),
+        features=("reads", "acts"),
         limits=LimitsView(jobs=JOBS_MOST, events=EVENTS_MOST, looks=LOOKS),
     )
 
@@ -157,6 +158,7 @@ async def queues(call: ApiCall, query: Struct) -> QueuesView:
 async def queue(call: ApiCall, query: Struct) -> QueueSettingsView:
     """Show one queue."""
     found, _ = await _queue(call)
+    call.reply_headers.append((b"etag", queue_tag(found).encode()))
     return queue_settings_view(found)
 
 
@@ -184,6 +186,7 @@ async def task(call: ApiCall, query: Struct) -> TaskStatusView:
         published = None
     if name not in known and published is None:
         raise unknown_name("unknown-task", "task", name, sorted(known))
+    call.reply_headers.append((b"etag", task_tag(task_settings(found, name)).encode()))
     return _task(call, found, name, published)
 
 
@@ -341,17 +344,6 @@ async def worker_stacks(call: ApiCall, query: StacksQuery) -> StacksView:
     return StacksView(stacks=runs)
 
 
-async def _worker(call: ApiCall) -> tuple[Survey, WorkerSurvey]:
-    found, name = await _survey(call), call.path["worker"]
-    try:
-        return found, find_worker(found, name)
-    except UnknownWorkerError:
-        raise unknown_name("unknown-worker", "worker", name, sorted(_known(call, found).workers)) from None
-    except UsageError as error:
-        parts = [ProblemPart("/path/worker", str(error))]
-        raise from_message("invalid-parameter", str(error), errors=parts) from error
-
-
 # ── schedules ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -371,16 +363,6 @@ async def schedule_ticks(call: ApiCall, query: TicksQuery) -> TicksView:
     """Show the next ticks of a schedule."""
     found, now = await _schedule(call)
     return TicksView(ticks=[tick_view(tick, found) for tick in ticks_after(found, now, query.count)])
-
-
-async def _schedule(call: ApiCall) -> tuple[Schedule, int]:
-    """Return the schedule in the path, and the time of the storage's clock."""
-    found = await _survey(call)
-    known = {schedule.name: schedule for schedule in found.schedules}
-    name = call.path["schedule"]
-    if name not in known:
-        raise unknown_name("unknown-schedule", "schedule", name, sorted(known))
-    return known[name], found.now
 
 
 # ── dead letters ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -433,97 +415,25 @@ async def _dead_groups(
     return await call.access.dead.groups(where), found.now
 
 
-# ── shared ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── audit log ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def _survey(call: ApiCall) -> Survey:
-    """Return a survey with the queues that the user may see, their schedules and their workers."""
-    return _narrowed(call, await call.access.storage.survey())
-
-
-def _narrowed(call: ApiCall, found: Survey) -> Survey:
-    if not call.narrowed:
-        return found
-    sees, names = call.user.sees, _tasks_seen(call, found)
-    seen: list[WorkerSurvey] = []
-    for worker in found.workers:
-        if served := tuple(queue for queue in worker.queues if sees(queue)):
-            unstopped = tuple(ref for ref in worker.unstopped if sees(ref.queue))
-            tasks = worker.tasks
-            if tasks is not None:
-                tasks = {name: version for name, version in tasks.items() if name in names}
-            seen.append(structs.replace(worker, queues=served, unstopped=unstopped, tasks=tasks))
-    return structs.replace(
-        found,
-        queues=tuple(queue for queue in found.queues if sees(queue.queue)),
-        schedules=tuple(schedule for schedule in found.schedules if sees(schedule.job.queue)),
-        workers=tuple(seen),
-        paused_tasks=tuple(name for name in found.paused_tasks if name in names),
-        task_rates={name: rate for name, rate in found.task_rates.items() if name in names},
-    )
-
-
-def _tasks_seen(call: ApiCall, found: Survey) -> set[str]:
-    """Return the tasks that a user who sees some queues may see.
-
-    A worker does not say which of its tasks belong to which of its queues, so those of a worker that also serves other
-    queues do not count.
-    """
-    sees = call.user.sees
-    return {
-        *(name for name, task in (call.access.tasks or {}).items() if sees(task.queue)),
-        *(schedule.job.task for schedule in found.schedules if sees(schedule.job.queue)),
-        *(unknown.task for queue in found.queues if sees(queue.queue) for unknown in queue.unknown),
-        *(
-            name
-            for worker in found.workers
-            if worker.queues and all(map(sees, worker.queues))
-            for name in worker.tasks or ()
-        ),
+async def audit(call: ApiCall, query: AuditQuery) -> ActsView:
+    """List what operators did, newest first. An act without `done` was asked for, and how it ended is unknown."""
+    if call.narrowed:
+        raise ProblemError(
+            "forbidden", "the audit log covers all queues, and this user sees some", "ask a user who sees all queues"
+        )
+    names = {
+        field: _name(text, field, "query")
+        for field in ("actor", "action", "target")
+        if (text := getattr(query, field)) is not None
     }
+    wanted = ActsQuery(**names, limit=query.limit, after=query.after)
+    return await _at_cursor(acts_view(call.access.storage, wanted))
 
 
-def _known(call: ApiCall, found: Survey) -> KnownNames:
-    known = call.access.known(found)
-    if not call.narrowed:
-        return known
-    # The app knows queues that this user may not see, and their tasks.
-    hidden = {name for name, task in (call.access.tasks or {}).items() if not call.user.sees(task.queue)}
-    return structs.replace(
-        known, queues=frozenset(filter(call.user.sees, known.queues)), tasks=frozenset(known.tasks - hidden)
-    )
-
-
-async def _queue(call: ApiCall) -> tuple[QueueSurvey, int]:
-    """Return the queue in the path, and the time of the storage's clock."""
-    found = await _survey(call)
-    name, known = call.path["queue"], _known(call, found).queues
-    if name not in known:
-        raise unknown_name("unknown-queue", "queue", name, sorted(known))
-    by_name = {queue.queue: queue for queue in found.queues}
-    return by_name.get(name, QueueSurvey(queue=name)), found.now
-
-
-def _ref(call: ApiCall) -> Ref:
-    """Return the job in the path.
-
-    Raises:
-        ProblemError: a name is invalid, or the user may not see its queue; then the answer is that of a job that does
-            not exist.
-    """
-    queue, job_id = (_name(call.path[field], field, "path") for field in ("queue", "id"))
-    if not call.user.sees(queue):
-        raise unknown_job(f"no job {job_id!r} in queue {queue!r}: never enqueued there, deleted, or past its retention")
-    return Ref(queue, job_id)
-
-
-def _name(text: str, field: str, place: Literal["path", "query"]) -> str:
-    """Return the name of a queue, task or job in a request."""
-    try:
-        return named(text, field=field)
-    except UsageError as error:
-        parts = [ProblemPart(f"/{place}/{field}", str(error))]
-        raise from_message("invalid-parameter", str(error), errors=parts) from error
+# ── shared ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _names(texts: Iterable[str], field: str) -> tuple[str, ...]:

@@ -20,6 +20,7 @@ LOOKS = 5_000
 """About how many jobs or events one request looks at."""
 
 EVENTS_MOST = 500
+ACTS_MOST = 500
 TICKS_MOST = 1_000
 STACKS_MOST = 200
 
@@ -79,6 +80,16 @@ class StacksQuery(Struct, frozen=True, kw_only=True):
     limit: Annotated[int, Meta(ge=1, le=STACKS_MOST, description="How many runs, the longest first.")] = 50
 
 
+class AuditQuery(Struct, frozen=True, kw_only=True):
+    """The parameters of a page of the audit log."""
+
+    actor: Annotated[str | None, Meta(description="Only acts of this operator.")] = None
+    action: Annotated[str | None, Meta(description="Only acts of this kind: `jobs.cancel`.")] = None
+    target: Annotated[str | None, Meta(description="Only acts on this target: `mail`, or `mail/01J...`.")] = None
+    limit: Annotated[int, Meta(ge=1, le=ACTS_MOST, description="How many acts a page has.")] = 50
+    after: Annotated[Cursor | None, Meta(description="`next` of the page before.")] = None
+
+
 class DeadGroupsQuery(Struct, frozen=True, kw_only=True):
     """The parameters of the faults."""
 
@@ -90,6 +101,12 @@ class DeadGroupsQuery(Struct, frozen=True, kw_only=True):
 
 
 # ── answers ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class RemovedSchedule(Struct, frozen=True, kw_only=True):
+    """A schedule that was removed. One that is declared in code returns when a worker starts."""
+
+    name: str
 
 
 class UserView(Struct, frozen=True, kw_only=True):

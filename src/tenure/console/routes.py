@@ -7,11 +7,22 @@ from typing import Any, Literal
 from msgspec import Struct
 
 from tenure.console.problems import ProblemError, ProblemName
+from tenure.console.requests import ConsoleRequest
 from tenure.console.users import Role, User
 from tenure.core.suggestion import did_you_mean
+from tenure.http.asgi import Headers
 from tenure.ops.access import StorageAccess
 from tenure.ops.slow_runs import Slow
 from tenure.ops.views import Decode
+
+HeaderName = Literal["If-Match", "Idempotency-Key"]
+"""A request header that a route may read."""
+
+SMALL_BODY = 64 * 1024
+"""The greatest size of most bodies, in bytes."""
+
+SAFE = ("GET", "HEAD")
+"""The methods that change nothing."""
 
 Payloads = Literal["read", "operate", "never"]
 """The role that may see arguments, results and data of jobs; `never`: no role."""
@@ -28,7 +39,10 @@ class NoQuery(Struct, frozen=True):
 
 @dataclass(frozen=True)
 class ApiCall:
-    """A request to a handler: the storage, the user, the names in the path, and the settings of the console."""
+    """A request to a handler: the storage, the user, the names in the path, and the settings of the console.
+
+    `reply_headers`: the handler adds to them.
+    """
 
     access: StorageAccess
     user: User
@@ -36,6 +50,8 @@ class ApiCall:
     payloads: Payloads
     read_only: bool
     slow: Slow
+    request: ConsoleRequest
+    reply_headers: Headers = field(default_factory=Headers)
 
     @property
     def shows_payloads(self) -> bool:
@@ -58,13 +74,16 @@ def _hidden(data: bytes) -> Any:
 
 
 Handler = Callable[[ApiCall, Any], Awaitable[Struct]]
+"""Answers a request; its second argument holds the query parameters, or the body."""
 
 
 @dataclass(frozen=True)
 class Route:
     """A resource. `query`: its parameters; `answer`: what it answers with; `problems`: those of this route alone.
 
-    `path`: below `BASE`; a part in braces is a name. `limit`: seconds that it may take.
+    `path`: below `BASE`; a part in braces is a name. `limit`: seconds that it may take. `body`: what it reads, if it
+    changes something; then the handler gets it in place of the parameters. `most`: the greatest size of the body, in
+    bytes. `headers`: the request headers that it reads.
     """
 
     method: str
@@ -75,6 +94,9 @@ class Route:
     query: type[Struct] = NoQuery
     problems: tuple[ProblemName, ...] = ()
     limit: float = LIMIT
+    body: type[Struct] | None = None
+    most: int = SMALL_BODY
+    headers: tuple[HeaderName, ...] = ()
     parts: tuple[str, ...] = field(init=False)
 
     def __post_init__(self) -> None:

@@ -1,8 +1,10 @@
 """The table of all resources of the admin API."""
 
 from tenure.console import reads, records
+from tenure.console.act_table import ACTS
 from tenure.console.routes import Route, RouteTable
 from tenure.health.assessment import Health
+from tenure.ops.audit import ActsView
 from tenure.ops.events import EventsRead
 from tenure.ops.views import (
     DeadGroupsView,
@@ -85,5 +87,7 @@ TABLE = RouteTable(
         ),
         Route("GET", "/dead/groups", "read", reads.dead_groups, DeadGroupsView, records.DeadGroupsQuery),
         Route("GET", "/dead/groups/{fault}", "read", reads.dead_group, DeadGroupView, problems=("unknown-fault",)),
+        Route("GET", "/audit", "admin", reads.audit, ActsView, records.AuditQuery, ("invalid-cursor",)),
+        *ACTS,
     ]
 )

@@ -1,4 +1,4 @@
-"""Who may read: users with roles, tokens, users named by a proxy, and the rule for a console without authentication."""
+"""Users with roles, tokens, users named by a proxy, and the rule for a console without authentication."""
 
 import hashlib
 import hmac

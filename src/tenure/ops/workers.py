@@ -7,14 +7,14 @@ from msgspec import Struct, structs
 
 from tenure.clock import SECOND
 from tenure.core.duration import moment
-from tenure.core.job import JobDetail, JobRecord
+from tenure.core.job import JobDetail, JobRecord, Owner
 from tenure.core.lifecycle import State
 from tenure.core.suggestion import did_you_mean
 from tenure.errors import UsageError
 from tenure.health.assessment import state_of
 from tenure.ops.names import known_names
 from tenure.options import Timing
-from tenure.storage.protocol import Query, Storage, Survey, WorkerSurvey
+from tenure.storage.protocol import Query, Settings, Storage, Survey, Target, WorkerSurvey
 
 SHOWN = 10
 """How many matches an error message lists if a name is ambiguous."""
@@ -55,6 +55,16 @@ class ListedWorker(Struct, frozen=True, kw_only=True, omit_defaults=True):
     why: str = ""
 
 
+class OrderedView(Struct, frozen=True, kw_only=True):
+    """A worker, and the orders that apply to it. `concurrency`: None if it is the worker's own."""
+
+    owner: str
+    name: str
+    quiet: bool
+    stop: bool
+    concurrency: int | None
+
+
 class StackView(Struct, frozen=True, kw_only=True):
     """A run of a worker. `trace`: the stack of its handler `seen_ago` seconds ago; None if it was not recorded yet."""
 
@@ -69,6 +79,22 @@ class StackView(Struct, frozen=True, kw_only=True):
     ran: float | None
     seen_ago: float
     trace: str | None
+
+
+async def give_order(storage: Storage, owner: Owner, order: Settings, *, by: str) -> OrderedView:
+    """Give an order to a worker: to claim no more jobs, to claim again, to stop, or to run another number of jobs.
+
+    Raises:
+        StorageError: the order may or may not have been given; it is safe to call again.
+    """
+    now = await storage.tune(Target("worker", owner.id), order, by=by)
+    return OrderedView(
+        owner=owner.id,
+        name=owner.name,
+        quiet=bool(now.quiet),
+        stop=bool(now.stop),
+        concurrency=now.concurrency or None,
+    )
 
 
 def listed_worker(worker: WorkerSurvey, timing: Timing) -> ListedWorker:

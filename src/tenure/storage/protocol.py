@@ -1,4 +1,4 @@
-"""The contract of every storage: fifteen verbs, each one atomic step and one round trip.
+"""The contract of every storage: eighteen verbs, each one atomic step and one round trip.
 
 A storage knows job states, guards, indexes, limits and its own clock. It does not know tasks, policies or retries: the
 core decides what happens to a job after a run, and the caller passes that decision in as a settlement. Requests carry
@@ -12,6 +12,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 from msgspec import Struct
 
+from tenure.core.audit import ACTS_KEPT, OperatorAct
 from tenure.core.deduplication import EnqueueAction
 from tenure.core.events import AnyEvent, Event, OnRequest
 from tenure.core.fingerprint import FaultSurvey
@@ -23,7 +24,7 @@ from tenure.core.lifecycle import State
 from tenure.core.move import MoveMark
 from tenure.core.partition import PartitionState
 from tenure.core.published import PublishedTask
-from tenure.core.retention import RetentionRules
+from tenure.core.retention import KeepRule, RetentionRules
 from tenure.core.schedule import Schedule
 from tenure.core.settlement import Settlement
 from tenure.errors import UsageError
@@ -334,18 +335,21 @@ class ReclaimResult(Struct, frozen=True):
 
 
 class CancelJob(Struct, frozen=True, tag="cancel"):
-    """Cancel a job. A job that is not active ends at once; the run of an active job is asked to stop."""
+    """Cancel a job. A job that is not active ends at once; the run of an active job is asked to stop.
+
+    `ended`: see `Revision`.
+    """
 
     ref: Ref
     reason: str | None = None
     by: str | None = None
+    ended: int | None = None
 
 
 class RedriveJob(Struct, frozen=True, tag="redrive"):
     """Put an ended job back in its queue with new budgets and a new time to live, due in `delay` microseconds.
 
-    `ended`: apply only if the job's end is still the one at this instant. A caller that chose the job from a listing
-    sets it; otherwise the call might redrive the job after a later failure that the caller has not seen.
+    `ended`: see `Revision`.
     """
 
     ref: Ref
@@ -355,7 +359,7 @@ class RedriveJob(Struct, frozen=True, tag="redrive"):
 
 
 class DeleteJob(Struct, frozen=True, tag="delete"):
-    """Delete a job that is not active. `ended`: only if its end is still the one at this instant; 0: if it has none.
+    """Delete a job that is not active. `ended`: see `Revision`.
 
     `move`: only while the jobs of its queue are moved to another storage by the move of this id.
     """
@@ -367,33 +371,47 @@ class DeleteJob(Struct, frozen=True, tag="delete"):
 
 
 class RescheduleJob(Struct, frozen=True, tag="reschedule"):
-    """Change the due time (microseconds from now) or the priority of a job that has not started."""
+    """Change the due time (microseconds from now) or the priority of a job that has not started.
+
+    `ended`: see `Revision`.
+    """
 
     ref: Ref
     delay: int | None = None
     priority: int | None = None
     boost: int | None = None
     by: str | None = None
+    ended: int | None = None
 
 
 class RetainJob(Struct, frozen=True, tag="retain"):
-    """Keep a completed job with its result for `ttl` microseconds from now. This replaces any earlier lifetime."""
+    """Keep a completed job with its result for `ttl` microseconds from now. This replaces any earlier lifetime.
 
-    ref: Ref
-    ttl: int
-
-
-Revision = CancelJob | RedriveJob | DeleteJob | RescheduleJob | RetainJob
-
-
-class RevisionResult(Struct, frozen=True):
-    """The result of one revision. `state`: the job's state when it was refused, asked to stop, or changed.
-
-    `holder`: the redrive was refused because this unfinished job holds the unique key that both jobs have.
+    `ended`: see `Revision`.
     """
 
     ref: Ref
-    verdict: Literal["done", "asked", "refused", "gone"]
+    ttl: int
+    ended: int | None = None
+
+
+Revision = CancelJob | RedriveJob | DeleteJob | RescheduleJob | RetainJob
+"""A change of a job by an operator.
+
+`ended`: apply it only if the job's end is still the one at this instant; 0: only if it has none. A caller that chose
+the job from a listing sets it; otherwise it might change a job that has run again since, which it has not seen.
+"""
+
+
+class RevisionResult(Struct, frozen=True):
+    """The result of one revision. `state`: the job's state before the revision.
+
+    `changed`: the job's end is not `ended` of the revision, so nothing was done. `refused`: its state does not allow
+    the revision. `holder`: the redrive was refused because this unfinished job holds the unique key of both jobs.
+    """
+
+    ref: Ref
+    verdict: Literal["done", "asked", "refused", "changed", "gone"]
     state: State | None = None
     holder: Ref | None = None
 
@@ -495,6 +513,14 @@ class Settings(Struct, frozen=True, omit_defaults=True):
             names = (*names, f"{CONCURRENCY}{self.concurrency}")
         return names if self.moved_to is None else (*names, f"{MOVED}{self.moved_to}")
 
+    def agrees(self, expected: "Settings", change: "Settings") -> bool:
+        """Return True if the fields that `change` sets have their expected values. `lift` is an action, so it has none.
+
+        A field that is not set is the same as False.
+        """
+        names = [name for name in change.__struct_fields__ if name != "lift" and getattr(change, name) is not None]
+        return all(_set(getattr(self, name)) == _set(getattr(expected, name)) for name in names)
+
     def under(self, other: "Settings") -> "Settings":
         """Return these settings with `other` laid over them; stall terms and retention are merged field by field."""
         stall = other.stall if self.stall is None or other.stall is None else self.stall.updated_with(other.stall)
@@ -512,6 +538,10 @@ class Settings(Struct, frozen=True, omit_defaults=True):
             concurrency=self.concurrency if other.concurrency is None else other.concurrency,
             moved=self.moved if other.moved is None else other.moved,
         )
+
+
+def _set(value: object) -> object:
+    return False if value is None else value
 
 
 ListOrder = Literal["newest", "due"]
@@ -696,6 +726,23 @@ class EventPage(Struct, frozen=True):
     incomplete: bool = False
 
 
+class ActsQuery(Struct, frozen=True, kw_only=True):
+    """Which records of the audit log to list, newest first; `after` is the previous page's cursor."""
+
+    actor: str | None = None
+    action: str | None = None
+    target: str | None = None
+    limit: int = 50
+    after: str | None = None
+
+
+class ActsPage(Struct, frozen=True):
+    """One page of the audit log, and the cursor of the next page (None: this was the last page)."""
+
+    acts: tuple[OperatorAct, ...] = ()
+    next: str | None = None
+
+
 class Notifications(Protocol):
     """Hints that something changed, coalesced: each iteration yields once, however many changes came in between."""
 
@@ -841,8 +888,13 @@ class Storage(Protocol):
         """
         ...
 
-    async def tune(self, target: Target, settings: Settings, *, by: str | None = None) -> Settings:
+    async def tune(
+        self, target: Target, settings: Settings, *, by: str | None = None, expected: Settings | None = None
+    ) -> Settings:
         """Change settings that every worker must know; return the settings in force. Idempotent; unset fields stay.
+
+        `expected`: the settings that the caller has read. If a field that `settings` sets is another one now, nothing
+        changes (`Settings.agrees`). The caller compares the settings in force with those that it wants.
 
         `lift` ends limits of a queue at once; each limit that it ends is recorded.
 
@@ -909,6 +961,22 @@ class Storage(Protocol):
         reader, a cursor of `cursors.recorded_within` starts after the last event that is older than the given age. An
         invalid cursor raises ValueError.
         """
+        ...
+
+    async def record_act(self, act: OperatorAct, *, keep: KeepRule = ACTS_KEPT) -> OperatorAct:
+        """Write an operator's act into the audit log, and return the record as it is now.
+
+        A write without a verdict asks for the act, a write with one ends it; the storage's clock stamps both. Guard:
+        the id is unknown, or its record has no verdict yet (`OperatorAct.written`). A new record also deletes up to
+        `TRIM_BATCH` of the oldest records that are older than `keep.age`, or that exceed `keep.count`.
+
+        Like a settlement, this is written even if the storage refuses new jobs because its memory is full. The texts
+        must be those of `core.audit.fitted`.
+        """
+        ...
+
+    async def acts(self, query: ActsQuery) -> ActsPage:
+        """Return one page of the audit log, newest first. An invalid cursor raises ValueError."""
         ...
 
     def notices(self, topics: Iterable[str]) -> Notifications:

@@ -14,6 +14,8 @@ from tenure.storage.protocol import (
     RedriveJob,
     RemoveSchedule,
     RescheduleJob,
+    RetainJob,
+    Revision,
     RevisionResult,
     ScheduleResult,
     Storage,
@@ -22,6 +24,7 @@ from tenure.testing.clock import ManualClock
 from tenure_testing.conformance.helpers import (
     ALICE,
     ERROR,
+    ONCE,
     QUEUE,
     RAISED,
     Conformance,
@@ -50,17 +53,37 @@ class ReviseConformance(Conformance):
         await settle(storage, ALICE, next(lease for lease in await claim(storage) if lease.ref.id == "ran"))
         ran, waiting = new_job("ran").ref, new_job("waiting").ref
 
-        assert [result.verdict for result in await storage.revise([DeleteJob(ran, ended=0)])] == ["refused"]
+        assert [result.verdict for result in await storage.revise([DeleteJob(ran, ended=0)])] == ["changed"]
         assert (await record(storage, ran)).state is State.COMPLETED
 
         await enqueue(storage, new_job("later", delay=SECOND))
         refs = [new_job("later").ref, ran]
         assert [item.verdict for item in await storage.revise([DeleteJob(ref, ended=0) for ref in refs])] == [
             "done",
-            "refused",
+            "changed",
         ]
         # An active job stays, even if the listing showed it as waiting.
         assert [result.verdict for result in await storage.revise([DeleteJob(waiting, ended=0)])] == ["refused"]
+
+    async def test_a_job_whose_end_is_another_one_is_not_changed(self, storage: Storage) -> None:
+        await settle(storage, ALICE, await start(storage, new_job("completed")))
+        await settle(storage, ALICE, await start(storage, new_job("failed", policy=ONCE)), RAISED)
+        await enqueue(storage, new_job("waiting"))
+        before = {name: await record(storage, new_job(name).ref) for name in ("waiting", "completed", "failed")}
+
+        def changes(others: int) -> list[Revision]:
+            ends = {name: (job.finished or 0) + others for name, job in before.items()}
+            waiting, completed, failed = (job.ref for job in before.values())
+            return [
+                RescheduleJob(waiting, delay=9 * SECOND, ended=ends["waiting"]),
+                RetainJob(completed, 9 * SECOND, ended=ends["completed"]),
+                RedriveJob(failed, ended=ends["failed"]),
+                CancelJob(waiting, ended=ends["waiting"]),
+            ]
+
+        assert [result.verdict for result in await storage.revise(changes(1))] == ["changed"] * 4
+        assert {name: await record(storage, job.ref) for name, job in before.items()} == before
+        assert [result.verdict for result in await storage.revise(changes(0))] == ["done"] * 4
 
     async def test_a_new_priority_moves_a_job_and_keeps_its_keys(self, storage: Storage, clock: ManualClock) -> None:
         unique, rate = UniqueKey("u"), RateKey("mail", interval=10 * SECOND)

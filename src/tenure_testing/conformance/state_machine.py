@@ -23,6 +23,7 @@ from typing import Any, TypeVar, get_args
 from msgspec import structs
 
 from tenure.clock import SECOND
+from tenure.core.audit import ACTS_KEPT, OperatorAct
 from tenure.core.events import AnyEvent, Event, EventsTrimmed, OnRequest, WorkerStarted
 from tenure.core.fingerprint import fingerprint
 from tenure.core.job import (
@@ -68,6 +69,7 @@ from tenure.core.settlement import Settlement, settlement
 from tenure.storage.memory.model import Model
 from tenure.storage.protocol import (
     EVENTS_END,
+    ActsQuery,
     CancelJob,
     Change,
     ClaimRequest,
@@ -367,10 +369,11 @@ infos = st.none() | st.builds(
 
 callers = st.sampled_from((None, "me"))
 no_ref = st.just(Ref("", ""))
+guards = st.sampled_from((None, None, None, 0, 1))
 revisions: st.SearchStrategy[Revision] = st.one_of(
-    st.builds(CancelJob, no_ref, st.sampled_from(("enough", "why", None)), callers),
-    st.builds(RedriveJob, no_ref, callers, st.sampled_from((0, 0, 1, 4 * SECOND)), st.sampled_from((None, None, 0, 1))),
-    st.builds(DeleteJob, no_ref, callers, st.sampled_from((None, None, 0, 1))),
+    st.builds(CancelJob, no_ref, st.sampled_from(("enough", "why", None)), callers, guards),
+    st.builds(RedriveJob, no_ref, callers, st.sampled_from((0, 0, 1, 4 * SECOND)), guards),
+    st.builds(DeleteJob, no_ref, callers, guards),
     st.builds(
         RescheduleJob,
         no_ref,
@@ -378,8 +381,9 @@ revisions: st.SearchStrategy[Revision] = st.one_of(
         priority=st.sampled_from((None, 2)),
         boost=st.sampled_from((None, 9, -SECOND)),
         by=callers,
+        ended=guards,
     ),
-    st.builds(RetainJob, no_ref, st.sampled_from((0, SECOND, DAY))),
+    st.builds(RetainJob, no_ref, st.sampled_from((0, SECOND, DAY)), guards),
 )
 """Revisions without the job that they change. `ended` is relative to the end of the job."""
 
@@ -441,6 +445,21 @@ tunings = st.one_of(
         st.builds(Target, st.just("worker"), st.sampled_from([owner.id for owner in OWNERS])),
         st.builds(Settings, quiet=st.sampled_from((None, True, False)), stop=st.sampled_from((None, True))),
     ),
+)
+
+acts = st.tuples(
+    st.builds(
+        OperatorAct,
+        id=st.sampled_from(("1", "2", "3", "4")),
+        actor=st.just("ann"),
+        role=st.just("admin"),
+        via=st.just("api"),
+        action=st.just("jobs.cancel"),
+        target=st.sampled_from(("a/1", "a/2")),
+        count=st.sampled_from((None, 2)),
+        verdict=st.sampled_from((None, "done", "gone")),
+    ),
+    st.sampled_from((ACTS_KEPT, KeepRule(ACTS_KEPT.age, 2), KeepRule(SECOND))),
 )
 
 queries = st.builds(
@@ -678,11 +697,31 @@ class StorageMachine(RuleBasedStateMachine):
         completed = [self._complete_change(change) for change in requested]
         self._check_equal(self.model.plan(completed), self.storage.plan(completed))
 
-    @rule(tunings=st.lists(tunings, min_size=1, max_size=2), by=callers)
-    def tune(self, tunings: Sequence[tuple[Target, Settings]], by: str | None) -> None:
-        """Pause and resume; set stall terms, retention, and which events are recorded."""
+    @rule(
+        tunings=st.lists(tunings, min_size=1, max_size=2),
+        by=callers,
+        expected=st.sampled_from((None, None, "read", "others")),
+        written=st.lists(acts, max_size=3),
+    )
+    def tune(
+        self,
+        tunings: Sequence[tuple[Target, Settings]],
+        by: str | None,
+        expected: str | None,
+        written: Sequence[tuple[OperatorAct, KeepRule]],
+    ) -> None:
+        """Set pauses, stall terms, retention and recorded events, also if none has changed. Record operators' acts."""
         for target, settings in tunings:
-            self._check_equal(self.model.tune(target, settings, by), self.storage.tune(target, settings, by=by))
+            read = self.model.tune(target, Settings())
+            seen = None if expected is None else read if expected == "read" else Settings(paused=not read.paused)
+            self._check_equal(
+                self.model.tune(target, settings, by, seen),
+                self.storage.tune(target, settings, by=by, expected=seen),
+            )
+        for act, keep in written:
+            self._check_equal(self.model.record_act(act, keep), self.storage.record_act(act, keep=keep))
+            query = ActsQuery(target=act.target)
+            self._check_equal(self.model.acts(query).acts, self._acts(query))
 
     # ── reading ───────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -793,6 +832,9 @@ class StorageMachine(RuleBasedStateMachine):
             jobs += page.jobs
         return jobs
 
+    async def _acts(self, query: ActsQuery) -> tuple[OperatorAct, ...]:
+        return (await self.storage.acts(query)).acts
+
     def _wait(self, when: Moment) -> None:
         if when.due is None:
             self.clock.step_wall(when.seconds)
@@ -814,7 +856,7 @@ class StorageMachine(RuleBasedStateMachine):
 
     def _complete_revision(self, revision: Revision, ref: Ref) -> Revision:
         job = self.model.records.get(ref)
-        if isinstance(revision, RedriveJob | DeleteJob) and revision.ended is not None:
+        if revision.ended is not None:
             ended = (0 if job is None else job.finished or 0) + revision.ended
             return structs.replace(revision, ref=ref, ended=ended)
         return structs.replace(revision, ref=ref)

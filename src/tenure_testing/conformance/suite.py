@@ -1,5 +1,6 @@
 """Combines all parts of the conformance suite in one class."""
 
+from tenure_testing.conformance.acts import ActsConformance
 from tenure_testing.conformance.claim_numbers import ClaimNumbersConformance
 from tenure_testing.conformance.collecting import CollectConformance
 from tenure_testing.conformance.concurrency_keys import ConcurrencyKeysConformance
@@ -58,6 +59,7 @@ class StorageConformance(
     RetentionConformance,
     DeadLettersConformance,
     TuneConformance,
+    ActsConformance,
     PauseConformance,
     MovesConformance,
     UnknownTasksConformance,

@@ -4,7 +4,8 @@ import pytest
 
 from tenure.clock import SECOND
 from tenure.core.events import QueuePaused, QueueResumed
-from tenure.core.job import FOREVER, StallSetting, StallTerms
+from tenure.core.job import FOREVER, RateKey, StallSetting, StallTerms
+from tenure.core.retention import KeepRule, RetentionRules
 from tenure.storage.protocol import Settings, Storage, Target
 from tenure.testing.clock import ManualClock
 from tenure_testing.conformance.helpers import (
@@ -74,6 +75,28 @@ class TuneConformance(Conformance):
         assert [(event.queue, event.by) for event in await events_of(storage, QueuePaused)] == [(QUEUE, "ops")]
         assert [(event.queue, event.by) for event in await events_of(storage, QueueResumed)] == [(QUEUE, "ops")]
         assert len(await all_events(storage)) == 2
+
+    async def test_settings_that_are_not_the_expected_ones_stay(self, storage: Storage) -> None:
+        rate, stall = RateKey("queue", 2 * SECOND), StallSetting(lease=8 * SECOND)
+        for target in (THIS_QUEUE, Target("task", "add")):
+            assert await storage.tune(target, Settings(paused=True), expected=Settings(paused=True)) == Settings()
+            # A field that is not set is the same as False, and fields that do not change are not compared.
+            first = await storage.tune(target, Settings(paused=True), expected=Settings(paused=False, stall=stall))
+            assert first == Settings(paused=True)
+            assert await storage.tune(target, Settings(paused=False, rate=rate), expected=Settings()) == first
+            second = await storage.tune(target, Settings(paused=False, rate=rate), expected=first)
+            assert second == Settings(paused=False, rate=rate)
+            # After a lost answer the caller sees in the answer that the settings are the wanted ones.
+            assert await storage.tune(target, Settings(paused=False, rate=rate), expected=first) == second
+
+        both = Settings(stall=stall, record=("started",), retention=RetentionRules(failed=KeepRule(SECOND, 9)))
+        third = await storage.tune(THIS_QUEUE, both, expected=second)
+
+        assert third == second.under(both)
+        assert await storage.tune(THIS_QUEUE, both, expected=second) == third
+        assert await storage.tune(THIS_QUEUE, Settings(record=()), expected=second) == third
+        assert await storage.tune(THIS_QUEUE, Settings(record=()), expected=third) == third.under(Settings(record=()))
+        assert len(await events_of(storage, QueuePaused)) == 1
 
     async def test_an_unset_field_stays(self, storage: Storage) -> None:
         setting = StallSetting(lease=8 * SECOND)

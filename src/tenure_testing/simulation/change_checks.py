@@ -43,7 +43,7 @@ class ChangeChecks:
         unfinished = {ref for ref, job in before.items() if job.state not in TERMINAL} - expired
         for revision, answer in zip(revisions, answers, strict=True):
             was, job = before.get(revision.ref), self._accounts.model.records.get(revision.ref)
-            if was is None or answer.verdict in ("refused", "gone"):
+            if was is None or answer.verdict in ("refused", "changed", "gone"):
                 self._require(was is job, "I3", f"{revision.ref}: changed by a refused {type(revision).__name__}")
                 if was is not None and isinstance(revision, RedriveJob) and was.state in REDRIVABLE:
                     self._accounts.calls.refused(was, answer, self._accounts.model.records)

@@ -14,14 +14,18 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, Generic, Literal, Protocol, Self, TypeVar, cast
 
+from tenure.core.audit import ACTS_KEPT, OperatorAct
 from tenure.core.job import JobDetail, NewJob, Owner, Ref
 from tenure.core.lane import Lane
 from tenure.core.leadership import Term
 from tenure.core.published import PublishedTask
+from tenure.core.retention import KeepRule
 from tenure.core.settlement import Settlement
 from tenure.errors import StorageError, StorageUnavailableError
 from tenure.storage.memory.storage import MemoryStorage
 from tenure.storage.protocol import (
+    ActsPage,
+    ActsQuery,
     Change,
     ClaimRequest,
     EnqueueResult,
@@ -309,9 +313,13 @@ class SimNet:
         """See `Storage.plan`."""
         return await self._ask("plan", (changes,), lambda: self._server.storage.plan(changes))
 
-    async def tune(self, target: Target, settings: Settings, *, by: str | None = None) -> Settings:
+    async def tune(
+        self, target: Target, settings: Settings, *, by: str | None = None, expected: Settings | None = None
+    ) -> Settings:
         """See `Storage.tune`."""
-        return await self._ask("tune", (target,), lambda: self._server.storage.tune(target, settings, by=by))
+        return await self._ask(
+            "tune", (target,), lambda: self._server.storage.tune(target, settings, by=by, expected=expected)
+        )
 
     async def resign(self, term: Term) -> None:
         """See `Storage.resign`."""
@@ -349,6 +357,14 @@ class SimNet:
         return await self._ask(
             "events", (cursor,), lambda: self._server.storage.events(cursor, limit=limit, reader=reader, ref=ref)
         )
+
+    async def record_act(self, act: OperatorAct, *, keep: KeepRule = ACTS_KEPT) -> OperatorAct:
+        """See `Storage.record_act`."""
+        return await self._ask("record_act", (act,), lambda: self._server.storage.record_act(act, keep=keep))
+
+    async def acts(self, query: ActsQuery) -> ActsPage:
+        """See `Storage.acts`."""
+        return await self._ask("acts", (query,), lambda: self._server.storage.acts(query))
 
     def notices(self, topics: Iterable[str]) -> "SimNotices":
         """See `Storage.notices`."""

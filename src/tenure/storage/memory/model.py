@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from msgspec import structs
 
 from tenure.clock import Clock
+from tenure.core.audit import OperatorAct
 from tenure.core.decision import Decision, Finish, PutBack, RunEnd
 from tenure.core.document import read_progress
 from tenure.core.duration import moment
@@ -52,7 +53,7 @@ from tenure.core.move import MoveBatch, MoveReceipt, answers_of, as_moved
 from tenure.core.order import entered_at, score_at
 from tenure.core.partition import PartitionState
 from tenure.core.rate import limit_name
-from tenure.core.retention import RetentionRules
+from tenure.core.retention import KeepRule, RetentionRules
 from tenure.core.settlement import Settlement, handed_back, uses_queue_retention, when_cancelling
 from tenure.core.transition import (
     begun,
@@ -69,6 +70,7 @@ from tenure.core.transition import (
     suspected,
 )
 from tenure.storage.cursors import place_of
+from tenure.storage.memory.act_log import ActLog
 from tenure.storage.memory.listing import due_page, faults_of, matches
 from tenure.storage.memory.schedules import ScheduleStore
 from tenure.storage.protocol import (
@@ -89,6 +91,8 @@ from tenure.storage.protocol import (
     UNKNOWN,
     UNKNOWN_LOOKS,
     WORKER_KEPT,
+    ActsPage,
+    ActsQuery,
     CancelJob,
     CancelRequest,
     ClaimRequest,
@@ -150,6 +154,7 @@ class Model(ScheduleStore):
         self._swept_at: int | None = None
         self._created = clock.now()
         self._resumed_at: int | None = None
+        self._act_log = ActLog()
         self._receipts: dict[tuple[str, str], MoveReceipt] = {}
         """The latest batch of each move, by its id and the queue."""
 
@@ -691,8 +696,8 @@ class Model(ScheduleStore):
         job = self._jobs.get(revision.ref)
         if job is None or self._is_past_retention(job, now):
             return RevisionResult(revision.ref, "gone")
-        if isinstance(revision, RedriveJob | DeleteJob) and revision.ended not in (None, job.finished or 0):
-            return RevisionResult(job.ref, "refused", job.state)
+        if revision.ended not in (None, job.finished or 0):
+            return RevisionResult(job.ref, "changed", job.state)
         if isinstance(revision, DeleteJob) and revision.move is not None and not self._moves(job.queue, revision.move):
             return RevisionResult(job.ref, "refused", job.state)
         match revision:
@@ -817,9 +822,13 @@ class Model(ScheduleStore):
         self._record_on_request(rescheduled(after, request.by), now)
         self.notified.append(queue_topic(job.queue))
 
-    def tune(self, target: Target, settings: Settings, by: str | None = None) -> Settings:
-        """Merge settings into those in force."""
+    def tune(
+        self, target: Target, settings: Settings, by: str | None = None, expected: Settings | None = None
+    ) -> Settings:
+        """Merge settings into those in force, if these are the expected ones."""
         now = self._clock.now()
+        if expected is not None and not self._setting(target.kind, target.name).agrees(expected, settings):
+            return self._setting(target.kind, target.name)
         if target.kind == "queue" and settings.lift is not None:
             self._lift(target.name, settings.lift, by, now)
         before = self._setting(target.kind, target.name)
@@ -977,6 +986,14 @@ class Model(ScheduleStore):
         if reader is None or cursor == EVENTS_END:
             return self._event_log.page(cursor, limit, of, now=self._clock.now())
         return self._event_log.lend(cursor, limit, reader, self._clock.now())
+
+    def record_act(self, act: OperatorAct, keep: KeepRule) -> OperatorAct:
+        """Write an operator's act into the audit log."""
+        return self._act_log.record(act, keep, self._clock.now())
+
+    def acts(self, query: ActsQuery) -> ActsPage:
+        """Return one page of the audit log."""
+        return self._act_log.page(query)
 
     def indexed(self) -> Iterator[tuple[str, int, Ref]]:
         """Yield the entries of the indexes: the index's name, the job's sort number in it, the job."""

@@ -5,15 +5,19 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 from tenure.clock import Clock, SystemClock
+from tenure.core.audit import ACTS_KEPT, OperatorAct
 from tenure.core.job import JobDetail, NewJob, Owner, Ref
 from tenure.core.leadership import Term
 from tenure.core.move import MoveBatch, MoveReceipt
 from tenure.core.published import PublishedTask
+from tenure.core.retention import KeepRule
 from tenure.core.settlement import Settlement
 from tenure.storage.memory.model import Model
 from tenure.storage.memory.published_tasks import PublishedTasks
 from tenure.storage.notifications import Listener, NotificationHub
 from tenure.storage.protocol import (
+    ActsPage,
+    ActsQuery,
     Change,
     ClaimRequest,
     EnqueueResult,
@@ -104,9 +108,11 @@ class MemoryStorage:
         """See `Storage.plan`."""
         return self._step(lambda: self.model.plan(changes))
 
-    async def tune(self, target: Target, settings: Settings, *, by: str | None = None) -> Settings:
+    async def tune(
+        self, target: Target, settings: Settings, *, by: str | None = None, expected: Settings | None = None
+    ) -> Settings:
         """See `Storage.tune`."""
-        return self._step(lambda: self.model.tune(target, settings, by))
+        return self._step(lambda: self.model.tune(target, settings, by, expected))
 
     async def resign(self, term: Term) -> None:
         """See `Storage.resign`."""
@@ -142,6 +148,14 @@ class MemoryStorage:
     ) -> EventPage:
         """See `Storage.events`."""
         return self._step(lambda: self.model.events(cursor, limit, reader, ref))
+
+    async def record_act(self, act: OperatorAct, *, keep: KeepRule = ACTS_KEPT) -> OperatorAct:
+        """See `Storage.record_act`."""
+        return self._step(lambda: self.model.record_act(act, keep))
+
+    async def acts(self, query: ActsQuery) -> ActsPage:
+        """See `Storage.acts`."""
+        return self._step(lambda: self.model.acts(query))
 
     def notices(self, topics: Iterable[str]) -> Listener:
         """See `Storage.notices`."""

@@ -20,7 +20,7 @@ _KINDS = {"s": "SELECT", "i": "INSERT", "u": "UPDATE", "d": "DELETE", "U": "USAG
 WORKER = (
     "job:sud job_live:siud job_seq:U call:siud run:sid log:sid tally:siud key:siud slot:sid setting:siud task:siud "
     "worker:siud event:sid reader:siu schedule:siud leader:su window:siud rate:siud fair_line:siud fair_reached:siud "
-    "fair_tag:siud meta:siu intake:siud answered:siud"
+    "fair_tag:siud meta:siu intake:siud answered:siud act:siud"
 )
 """What workers, reapers and operators need: of each table the first letters of the privileges."""
 

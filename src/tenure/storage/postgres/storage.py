@@ -6,10 +6,12 @@ from collections.abc import Iterable, Sequence
 from msgspec.structs import replace
 
 from tenure.clock import Clock, SystemClock
+from tenure.core.audit import ACTS_KEPT, OperatorAct
 from tenure.core.job import JobDetail, NewJob, Owner, Ref
 from tenure.core.leadership import Term
 from tenure.core.move import MoveBatch, MoveReceipt
 from tenure.core.published import PublishedTask
+from tenure.core.retention import KeepRule
 from tenure.core.settlement import Settlement
 from tenure.errors import StorageUnavailableError, UsageError
 from tenure.storage import forking
@@ -30,6 +32,8 @@ from tenure.storage.postgres.writer import Claims, PostgresWriter
 from tenure.storage.protocol import (
     EVENTS_END,
     OUTDATED,
+    ActsPage,
+    ActsQuery,
     Change,
     ClaimRequest,
     EnqueueResult,
@@ -52,7 +56,7 @@ from tenure.storage.protocol import (
     Target,
     Tick,
 )
-from tenure.storage.sql import exchange, moves, published_tasks, reading, renew, revise, schedules, sweep, tune
+from tenure.storage.sql import acts, exchange, moves, published_tasks, reading, renew, revise, schedules, sweep, tune
 from tenure.storage.sql.transaction import Transaction
 
 _CLOSING = 10.0
@@ -244,10 +248,12 @@ class PostgresStorage:
         await self._require_open()
         return await self.care.submit(lambda tx: schedules.plan(tx, changes))
 
-    async def tune(self, target: Target, settings: Settings, *, by: str | None = None) -> Settings:
+    async def tune(
+        self, target: Target, settings: Settings, *, by: str | None = None, expected: Settings | None = None
+    ) -> Settings:
         """See `Storage.tune`."""
         await self._require_open()
-        return await self.care.submit(lambda tx: tune.tune(tx, target, settings, by))
+        return await self.care.submit(lambda tx: tune.tune(tx, target, settings, by, expected))
 
     async def resign(self, term: Term) -> None:
         """See `Storage.resign`."""
@@ -303,6 +309,16 @@ class PostgresStorage:
             lambda tx: reading.lend_events(tx, cursor, limit, reader),
             try_read_only=lambda tx: reading.lend_read_only(tx, cursor, limit, reader),
         )
+
+    async def record_act(self, act: OperatorAct, *, keep: KeepRule = ACTS_KEPT) -> OperatorAct:
+        """See `Storage.record_act`."""
+        await self._require_open()
+        return await self.care.submit(lambda tx: acts.record_act(tx, act, keep))
+
+    async def acts(self, query: ActsQuery) -> ActsPage:
+        """See `Storage.acts`."""
+        await self._require_open()
+        return await self._reading.read(lambda tx: acts.acts(tx, query))
 
     def notices(self, topics: Iterable[str]) -> Listener:
         """See `Storage.notices`."""

@@ -13,12 +13,14 @@ from typing import Any, Protocol
 from msgspec import structs
 
 from tenure.clock import Clock
+from tenure.core.audit import ACTS_KEPT, OperatorAct
 from tenure.core.fingerprint import FaultSurvey, by_frequency
 from tenure.core.job import JobDetail, JobRecord, NewJob, Owner, Ref
 from tenure.core.leadership import Term
 from tenure.core.lease import Lease
 from tenure.core.move import MoveBatch, MoveReceipt
 from tenure.core.published import PublishedTask
+from tenure.core.retention import KeepRule
 from tenure.core.settlement import Settlement
 from tenure.errors import StorageError, StorageMovedError, StorageUnavailableError
 from tenure.storage.cursors import DuePlace, age_of, due_place, place_of
@@ -26,6 +28,8 @@ from tenure.storage.protocol import (
     CLAIM_LIMIT,
     EVENTS_END,
     SWEEP_LIMIT,
+    ActsPage,
+    ActsQuery,
     CancelRequest,
     Change,
     ClaimRequest,
@@ -50,6 +54,7 @@ from tenure.storage.protocol import (
     Target,
     page_of_due,
 )
+from tenure.storage.redis.acts import decode_acts, decode_record_act, encode_acts, encode_record_act
 from tenure.storage.redis.claim_numbers import SCRIPTS, EncodedLane, PartitionLanes
 from tenure.storage.redis.connections import UnconfirmedError
 from tenure.storage.redis.exchange import BEGIN as FIRST
@@ -327,9 +332,11 @@ class Partition:
             planned += decode_plan(await self._call("plan", encode_plan(some, first), durable=self._durable), some)
         return planned
 
-    async def tune(self, target: Target, settings: Settings, *, by: str | None = None) -> Settings:
+    async def tune(
+        self, target: Target, settings: Settings, *, by: str | None = None, expected: Settings | None = None
+    ) -> Settings:
         """See `Storage.tune`."""
-        return decode_tune(await self._call("tune", encode_tune(target, settings, by)))
+        return decode_tune(await self._call("tune", encode_tune(target, settings, by, expected)))
 
     async def receive(self, batch: MoveBatch) -> MoveReceipt:
         """See `MoveTarget.receive`."""
@@ -482,6 +489,24 @@ class Partition:
         age: int | None = None,
     ) -> EventsPart:
         return decode_events(await self._call("events", encode_events(after, limit, reader=reader, ref=ref, age=age)))
+
+    async def record_act(self, act: OperatorAct, *, keep: KeepRule = ACTS_KEPT) -> OperatorAct:
+        """See `Storage.record_act`."""
+        return decode_record_act(await self._call("record_act", encode_record_act(act, keep), durable=self._durable))
+
+    async def acts(self, query: ActsQuery) -> ActsPage:
+        """See `Storage.acts`: without a filter one script call, else one for each 500 acts that are looked at."""
+        before = None if query.after is None else place_of(query.after)
+        found: list[tuple[int, OperatorAct]] = []
+        while len(found) <= query.limit:
+            some, before = decode_acts(
+                await self._call("acts", encode_acts(query, query.limit + 1 - len(found), before))
+            )
+            found += some
+            if before is None:
+                break
+        shown = found[: query.limit]
+        return ActsPage(tuple(act for _, act in shown), str(shown[-1][0]) if len(found) > len(shown) else None)
 
     async def _call_within(self, within: float | None, name: str, arguments: Sequence[bytes]) -> Any:
         """Call a script that must answer within that many seconds; a slower server counts as unreachable."""

@@ -2,7 +2,7 @@
 
 Within a partition, everything works as on a single server. Requests that concern no queue go to all partitions, or to
 the one that the worker's id hashes to. A schedule is stored with its job's queue, so a tick and its job are one atomic
-step.
+step. The first partition keeps the audit log.
 """
 
 import asyncio
@@ -17,16 +17,20 @@ from zlib import crc32
 from msgspec import structs
 
 from tenure.clock import SECOND
+from tenure.core.audit import ACTS_KEPT, OperatorAct
 from tenure.core.job import JobDetail, JobRecord, NewJob, Owner, Ref
 from tenure.core.lane import Lane
 from tenure.core.leadership import Term
 from tenure.core.move import MoveBatch, MoveReceipt
 from tenure.core.published import PublishedTask
+from tenure.core.retention import KeepRule
 from tenure.core.settlement import Settlement
 from tenure.errors import StorageError, StorageUnavailableError
 from tenure.storage.cursors import LARGEST, age_of
 from tenure.storage.protocol import (
     EVENTS_END,
+    ActsPage,
+    ActsQuery,
     Change,
     ClaimRequest,
     EnqueueResult,
@@ -268,12 +272,17 @@ class Partitions:
                 planned.append(next((answer for answer in answers if answer.verdict != "gone"), answers[0]))
         return planned
 
-    async def tune(self, target: Target, settings: Settings, *, by: str | None = None) -> Settings:
-        """See `Storage.tune`: every partition stores the settings of a task."""
+    async def tune(
+        self, target: Target, settings: Settings, *, by: str | None = None, expected: Settings | None = None
+    ) -> Settings:
+        """See `Storage.tune`: every partition stores the settings of a task; the first one compares the expected."""
         if target.kind != "task":
-            return await self.of(target.name).tune(target, settings, by=by)
-        in_force = await _all([partition.tune(target, settings, by=by) for partition in self._partitions])
-        return in_force[0]
+            return await self.of(target.name).tune(target, settings, by=by, expected=expected)
+        first, *others = self._partitions
+        in_force = await first.tune(target, settings, by=by, expected=expected)
+        if expected is None or in_force.agrees(settings, settings):
+            await _all([partition.tune(target, settings, by=by) for partition in others])
+        return in_force
 
     async def receive(self, batch: MoveBatch) -> MoveReceipt:
         """See `MoveTarget.receive`."""
@@ -290,6 +299,16 @@ class Partitions:
     async def published(self, names: Sequence[str] | None = None) -> list[PublishedTask]:
         """See `Storage.published`."""
         return await self._partitions[0].published(names)
+
+    async def record_act(self, act: OperatorAct, *, keep: KeepRule = ACTS_KEPT) -> OperatorAct:
+        """See `Storage.record_act`: one partition keeps the audit log, so that a page of it comes from one server."""
+        log = self._partitions[0]
+        return await self._call(log, partial(log.record_act, keep=keep), act)
+
+    async def acts(self, query: ActsQuery) -> ActsPage:
+        """See `Storage.acts`."""
+        log = self._partitions[0]
+        return await self._call(log, log.acts, query)
 
     async def get(self, refs: Sequence[Ref]) -> list[JobDetail | None]:
         """See `Storage.get`."""

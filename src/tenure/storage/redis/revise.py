@@ -54,6 +54,7 @@ class _Tune(Struct, omit_defaults=True):
     settings: Settings
     by: str | None = None
     lift: str | None = None
+    expected: Settings | None = None
 
 
 class EncodedSchedule(Struct, omit_defaults=True, kw_only=True):
@@ -105,10 +106,10 @@ def decode_revise(reply: Any, revisions: Sequence[Revision]) -> list[RevisionRes
     return [_revision_result(revision.ref, *answer) for answer, revision in zip(reply, revisions, strict=True)]
 
 
-def encode_tune(target: Target, settings: Settings, by: str | None) -> list[bytes]:
-    """Return the request to merge settings into those in force."""
+def encode_tune(target: Target, settings: Settings, by: str | None, expected: Settings | None) -> list[bytes]:
+    """Return the request to merge settings into those in force, if these are the expected ones."""
     return RequestEncoder().finish(
-        _Tune(target.kind, target.name, structs.replace(settings, lift=None), by, settings.lift)
+        _Tune(target.kind, target.name, structs.replace(settings, lift=None), by, settings.lift, expected)
     )
 
 
@@ -158,16 +159,18 @@ _NOTHING = b"\x90"
 def _encode_revision(revision: Revision) -> EncodedRevision:
     ref = encode_ref(revision.ref)
     match revision:
-        case CancelJob(reason=reason, by=by):
-            return EncodedRevision(kind="cancel", ref=ref, reason=reason, by=by)
+        case CancelJob(reason=reason, by=by, ended=ended):
+            return EncodedRevision(kind="cancel", ref=ref, reason=reason, by=by, ended=ended)
         case RedriveJob(by=by, delay=delay, ended=ended):
             return EncodedRevision(kind="redrive", ref=ref, by=by, delay=delay, ended=ended)
         case DeleteJob(by=by, ended=ended, move=move):
             return EncodedRevision(kind="delete", ref=ref, by=by, ended=ended, move=move)
-        case RescheduleJob(delay=delay, priority=priority, boost=boost, by=by):
-            return EncodedRevision(kind="reschedule", ref=ref, delay=delay, priority=priority, boost=boost, by=by)
-        case RetainJob(ttl=ttl):
-            return EncodedRevision(kind="retain", ref=ref, ttl=ttl)
+        case RescheduleJob(delay=delay, priority=priority, boost=boost, by=by, ended=ended):
+            return EncodedRevision(
+                kind="reschedule", ref=ref, delay=delay, priority=priority, boost=boost, by=by, ended=ended
+            )
+        case RetainJob(ttl=ttl, ended=ended):
+            return EncodedRevision(kind="retain", ref=ref, ttl=ttl, ended=ended)
         case _:
             assert_never(revision)
 

@@ -6,14 +6,18 @@ from functools import partial
 from msgspec.structs import replace
 
 from tenure.clock import Clock
+from tenure.core.audit import ACTS_KEPT, OperatorAct
 from tenure.core.job import JobDetail, NewJob, Owner, Ref
 from tenure.core.leadership import Term
 from tenure.core.move import MoveBatch, MoveReceipt
 from tenure.core.published import PublishedTask
+from tenure.core.retention import KeepRule
 from tenure.core.settlement import Settlement
 from tenure.errors import StorageUnavailableError
 from tenure.storage.notifications import Listener
 from tenure.storage.protocol import (
+    ActsPage,
+    ActsQuery,
     Change,
     ClaimRequest,
     EnqueueResult,
@@ -146,9 +150,11 @@ class RedisStorage:
         """See `Storage.plan`."""
         return await (await self._opened()).plan(changes)
 
-    async def tune(self, target: Target, settings: Settings, *, by: str | None = None) -> Settings:
+    async def tune(
+        self, target: Target, settings: Settings, *, by: str | None = None, expected: Settings | None = None
+    ) -> Settings:
         """See `Storage.tune`."""
-        return await (await self._opened()).tune(target, settings, by=by)
+        return await (await self._opened()).tune(target, settings, by=by, expected=expected)
 
     async def receive(self, batch: MoveBatch) -> MoveReceipt:
         """See `MoveTarget.receive`."""
@@ -188,6 +194,14 @@ class RedisStorage:
     ) -> EventPage:
         """See `Storage.events`."""
         return await (await self._opened()).events(cursor, limit=limit, reader=reader, ref=ref)
+
+    async def record_act(self, act: OperatorAct, *, keep: KeepRule = ACTS_KEPT) -> OperatorAct:
+        """See `Storage.record_act`."""
+        return await (await self._opened()).record_act(act, keep=keep)
+
+    async def acts(self, query: ActsQuery) -> ActsPage:
+        """See `Storage.acts`."""
+        return await (await self._opened()).acts(query)
 
     def notices(self, topics: Iterable[str]) -> Listener:
         """See `Storage.notices`."""

@@ -37,8 +37,8 @@ def _revise(tx: Transaction, revision: Revision) -> RevisionResult:
     if found is None or is_past_lifetime(found[1], tx.now):
         return RevisionResult(revision.ref, "gone")
     seq, job = found
-    if isinstance(revision, RedriveJob | DeleteJob) and revision.ended not in (None, job.finished or 0):
-        return RevisionResult(job.ref, "refused", job.state)
+    if revision.ended not in (None, job.finished or 0):
+        return RevisionResult(job.ref, "changed", job.state)
     if isinstance(revision, DeleteJob) and revision.move is not None:
         mark = setting(tx, "queue", job.queue).moved
         if mark is None or mark.id != revision.move:

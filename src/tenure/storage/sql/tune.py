@@ -12,11 +12,15 @@ from tenure.storage.sql.transaction import Transaction
 _encode = msgspec.json.Encoder().encode
 
 
-def tune(tx: Transaction, target: Target, settings: Settings, by: str | None) -> Settings:
-    """Merge settings into those in force."""
+def tune(
+    tx: Transaction, target: Target, settings: Settings, by: str | None, expected: Settings | None = None
+) -> Settings:
+    """Merge settings into those in force, if these are the expected ones."""
+    before = setting(tx, target.kind, target.name)
+    if expected is not None and not before.agrees(expected, settings):
+        return before
     if target.kind == "queue" and settings.lift is not None:
         rates.lift(tx, target.name, settings.lift, by)
-    before = setting(tx, target.kind, target.name)
     after = before.under(settings)
     if after == before:
         return after

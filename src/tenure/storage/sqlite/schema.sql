@@ -271,6 +271,17 @@ CREATE TABLE tenure_event (
     body TEXT NOT NULL
 ) STRICT;
 
+-- The acts of operators. number: without gaps, in the order in which they were asked for. body: the whole record.
+CREATE TABLE tenure_act (
+    number INTEGER PRIMARY KEY,
+    id TEXT NOT NULL UNIQUE,
+    actor TEXT NOT NULL,
+    action TEXT NOT NULL,
+    target TEXT NOT NULL,
+    asked INTEGER NOT NULL,
+    body TEXT NOT NULL
+) STRICT;
+
 CREATE TABLE tenure_reader (
     name TEXT PRIMARY KEY,
     cursor INTEGER NOT NULL,

@@ -402,6 +402,18 @@ CREATE TABLE event (
     body text NOT NULL
 ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000);
 
+-- The acts of operators. number: without gaps, in the order in which they were asked for; one transaction at a time
+-- writes them. body: the whole record.
+CREATE TABLE act (
+    number bigint PRIMARY KEY,
+    id text COLLATE "C" NOT NULL UNIQUE,
+    actor text COLLATE "C" NOT NULL,
+    action text COLLATE "C" NOT NULL,
+    target text COLLATE "C" NOT NULL,
+    asked bigint NOT NULL,
+    body text NOT NULL
+);
+
 CREATE TABLE reader (
     name text COLLATE "C" PRIMARY KEY,
     cursor bigint NOT NULL,

@@ -109,8 +109,8 @@ return Changes.run(function()
       answers[number] = { 'gone' }
     else
       local state = job.state
-      local verdict, holder = 'refused', nil
-      -- `ended` names the end that the caller saw in a listing (0: none); if the job has ended since, refuse.
+      local verdict, holder = 'changed', nil
+      -- `ended`: the end that the caller saw in a listing (0: none).
       if not revision.ended or revision.ended == (job.finished or 0) then
         verdict, holder = revise[revision.kind](job, revision)
       end

@@ -2,7 +2,9 @@
 -- requires: parking, limits, changes
 -- tune: merge settings into those in force, and apply them at once.
 --
--- Request: {kind, name, settings[, by, lift]}. `lift`: the name of a limit of the queue to end, '*' for all. `settings` has the fields of Settings; those that do not change are left out.
+-- Request: {kind, name, settings[, by, lift, expected]}. `lift`: the name of a limit of the queue to end, '*' for all.
+-- `settings` has the fields of Settings; those that do not change are left out. `expected`: the settings that the caller
+-- has read; if a field of `settings` has another value now, nothing changes.
 -- Answer: the settings in force, as msgpack.
 local kind, name, changes = REQUEST.kind, REQUEST.name, REQUEST.settings
 
@@ -128,7 +130,21 @@ local function resume(task)
   end)
 end
 
+-- Return true if the fields that change have their expected values. No value is the same as false.
+local function agrees(before, expected)
+  for field in pairs(changes) do
+    if not same(before[field] or false, expected[field] or false) then
+      return false
+    end
+  end
+  return true
+end
+
 return Changes.run(function()
+  local before = Settings.get(kind, name)
+  if REQUEST.expected and not agrees(before, REQUEST.expected) then
+    return cmsgpack.pack(before)
+  end
   if REQUEST.lift then
     local lifted = Limits.lift(name, REQUEST.lift)
     for _, limit in ipairs(lifted) do
@@ -139,7 +155,6 @@ return Changes.run(function()
       Notifications.notify_queue(name)
     end
   end
-  local before = Settings.get(kind, name)
   local after = merged(before, changes)
   for _, group in ipairs({ 'stall', 'retention' }) do
     if changes[group] then

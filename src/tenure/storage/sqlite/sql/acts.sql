@@ -1,0 +1,11 @@
+-- acts: a page of the audit log, newest first. At most 100,000 rows are looked at, so the filters need no index.
+
+-- name: page
+SELECT number, body
+  FROM tenure_act
+ WHERE number < :before
+   AND (:actor IS NULL OR actor = :actor)
+   AND (:action IS NULL OR action = :action)
+   AND (:target IS NULL OR target = :target)
+ ORDER BY number DESC
+ LIMIT :limit;
