@@ -218,7 +218,7 @@ OF_ACTS = [
 
 
 def test_each_problem_has_a_test() -> None:
-    elsewhere = {"storage-unavailable", "storage-refused", "timeout", "internal", "read-only"}
+    elsewhere = {"too-many-streams", "storage-unavailable", "storage-refused", "timeout", "internal", "read-only"}
     of_users = {"unauthorized", "forbidden", "too-many-attempts"}
     of_acts = {*OF_ACTS}
 

@@ -43,6 +43,8 @@ async def names_of(shop: Shop, route: Route) -> dict[str, str]:
 @EVERY_STORAGE
 async def test_each_route_answers_with_its_type(shop: Shop) -> None:
     for route in READS:
+        if route.stream:
+            continue
         names = await names_of(shop, route)
         path = path_to(*(names.get(part[1:-1], part) for part in route.parts))
         reply = await shop.get(path)
@@ -130,7 +132,8 @@ async def test_no_read_looks_at_all_jobs_of_a_state_that_grows(shop: Shop, monke
     monkeypatch.setattr(shop.app.storage, "find", recorded)
     for route in READS:
         names = await names_of(shop, route)
-        await shop.get(path_to(*(names.get(part[1:-1], part) for part in route.parts)))
+        method = "HEAD" if route.stream else "GET"
+        await shop.get(path_to(*(names.get(part[1:-1], part) for part in route.parts)), method=method)
     for query in ("jobs?filter=task:a,b%20error:x", "dead/groups?within=1d&task=mail.break", "jobs?filter=task:c*"):
         await shop.get(f"/api/v1/{query}")
 

@@ -6,12 +6,13 @@ request ──► user ──► route ──► role ──► parameters, or o
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from typing import cast, get_args
 
 import msgspec
 from msgspec import Struct
 
+from tenure.console.live import LiveEvents
 from tenure.console.openapi import text as openapi_text
 from tenure.console.pages import page_reply, send_page
 from tenure.console.problems import PREFIX, ProblemError, bad_parameter, from_message, unknown_job
@@ -30,13 +31,14 @@ from tenure.errors import (
     UnknownScheduleError,
     UsageError,
 )
-from tenure.http.asgi import Headers, Receive, Scope, Send, answer, refuse_websocket
+from tenure.http.asgi import Headers, Receive, Scope, Send, answer, answer_in_parts, refuse_websocket
 from tenure.ops.access import StorageAccess
 from tenure.ops.slow_runs import Slow
 
 logger = logging.getLogger("tenure.console")
 
 _JSON = b"application/json"
+_STREAM = b"text/event-stream"
 _PROBLEM = b"application/problem+json"
 
 _GUARDS: Headers = [
@@ -80,6 +82,7 @@ class AdminAPI:
         self._redactor = Redactor(redact)
         self._table = table
         self._slow = Slow()
+        self._live = LiveEvents(self._redactor)
 
     @property
     def protected(self) -> bool:
@@ -95,7 +98,10 @@ class AdminAPI:
                     await send_page(scope, send, page)
                     return
                 status, headers, body = await self._answer(scope, receive)
-                await answer(scope, send, status, [*headers, *_GUARDS], body)
+                if isinstance(body, bytes):
+                    await answer(scope, send, status, [*headers, *_GUARDS], body)
+                else:
+                    await answer_in_parts(scope, receive, send, [*headers, *_GUARDS], body)
             case "lifespan":
                 await receive()
                 await send({"type": "lifespan.startup.complete"})
@@ -106,10 +112,10 @@ class AdminAPI:
             case other:
                 raise ValueError(f"the console speaks HTTP only, not {other}")
 
-    async def _answer(self, scope: Scope, receive: Receive) -> tuple[int, Headers, bytes]:
+    async def _answer(self, scope: Scope, receive: Receive) -> tuple[int, Headers, bytes | AsyncGenerator[bytes]]:
         try:
-            headers, body = await self._content(ConsoleRequest(scope), receive)
-            return 200, [(b"content-type", _JSON), *headers], body
+            headers, found = await self._content(ConsoleRequest(scope), receive)
+            return 200, [(b"content-type", _JSON if isinstance(found, bytes) else _STREAM), *headers], found
         except Exception as error:
             failure = _problem_of(error)
         problem = failure.problem
@@ -126,7 +132,9 @@ class AdminAPI:
         body = msgspec.json.encode(self._redactor.plain(problem))
         return problem.status, [(b"content-type", _PROBLEM), *failure.headers], body
 
-    async def _content(self, request: ConsoleRequest, receive: Receive) -> tuple[Headers, bytes]:
+    async def _content(
+        self, request: ConsoleRequest, receive: Receive
+    ) -> tuple[Headers, bytes | AsyncGenerator[bytes]]:
         segments = request.segments()
         base = BASE.strip("/").split("/")
         if segments[: len(base)] != base:
@@ -150,7 +158,7 @@ class AdminAPI:
         try:
             async with asyncio.timeout(route.limit):
                 access = await self._access()
-                call = ApiCall(access, user, names, self._payloads, self._read_only, self._slow, request)
+                call = ApiCall(access, user, names, self._payloads, self._read_only, self._slow, self._live, request)
                 found = await route.handler(call, given)
         except TimeoutError as error:
             raise ProblemError(
@@ -160,7 +168,9 @@ class AdminAPI:
                 if route.method in SAFE
                 else "look whether it was done, and find out whether the storage is overloaded: tenure doctor",
             ) from error
-        return call.reply_headers, msgspec.json.encode(self._redactor.plain(found))
+        if isinstance(found, Struct):
+            return call.reply_headers, msgspec.json.encode(self._redactor.plain(found))
+        return call.reply_headers, found
 
     async def _user(self, request: ConsoleRequest) -> User:
         if not self._auth:

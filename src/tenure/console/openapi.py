@@ -26,6 +26,7 @@ _ACT_PROBLEMS: tuple[ProblemName, ...] = (
 _HEADERS: dict[HeaderName, str] = {
     "If-Match": "The ETag of the settings as you have read them; if they are others now, nothing changes.",
     "Idempotency-Key": "A random text of 1 to 255 characters; repeated requests with the same one make one job.",
+    "Last-Event-ID": "The id of the last frame that you have received; the stream goes on after it.",
 }
 
 _CONTENT = {"application/problem+json": {"schema": {"$ref": _REF.format(name="Problem")}}}
@@ -105,12 +106,16 @@ def _operation(route: Route, query: dict[str, Any]) -> dict[str, Any]:
         "responses": {
             "200": {
                 "description": inspect.cleandoc(route.answer.__doc__ or "").partition("\n\n")[0].replace("\n", " "),
-                "content": {"application/json": {"schema": {"$ref": _REF.format(name=route.answer.__name__)}}},
+                "content": {_media(route): {"schema": {"$ref": _REF.format(name=route.answer.__name__)}}},
             },
             **_problems(problems),
             "default": {"$ref": "#/components/responses/Problem"},
         },
     }
+
+
+def _media(route: Route) -> str:
+    return "text/event-stream" if route.stream else "application/json"
 
 
 def _problems(names: Iterable[ProblemName]) -> dict[str, Any]:

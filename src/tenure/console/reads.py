@@ -1,6 +1,6 @@
 """The handlers of all reads, with their parameters and answers."""
 
-from collections.abc import Awaitable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Iterable, Sequence
 from datetime import timedelta
 from typing import TypeVar
 
@@ -51,7 +51,7 @@ from tenure.console.routes import ApiCall
 from tenure.core.backlog import Backlog, Thresholds
 from tenure.core.document import decode_document
 from tenure.core.duration import Duration, duration, micros, moment
-from tenure.core.events import AnyEvent, EventsTrimmed
+from tenure.core.events import AnyEvent
 from tenure.core.filter_text import JobConditions, NamePattern, exact_names, parse_filter
 from tenure.core.job import Ref
 from tenure.core.published import PublishedTask
@@ -291,6 +291,14 @@ async def events(call: ApiCall, query: EventsQuery) -> EventsRead:
     return await _events(call, start, kinds=query.kind, queues=_names(query.queue, "queue"), limit=query.limit)
 
 
+async def event_stream(call: ApiCall, query: Struct) -> AsyncGenerator[bytes]:
+    """Stream what changes: counts of events, changed jobs and the newest events, at most four times a second.
+
+    `Last-Event-ID` continues after a frame. A frame `resync` instead of `changes` means: read again what you show.
+    """
+    return await call.live.open(call.access.storage, call.user, call.request.header("last-event-id"))
+
+
 async def _events(
     call: ApiCall,
     start: str | None,
@@ -303,16 +311,10 @@ async def _events(
     selects = wanted_events(kinds, queues)
 
     def wanted(event: AnyEvent) -> bool:
-        return selects(event) and (not call.narrowed or _sees_event(call, event))
+        return selects(event) and call.user.sees_event(event)
 
     found = await _at_cursor(events_after(call.access.storage, start, wanted=wanted, limit=limit, ref=ref, looks=LOOKS))
     return structs.replace(found, events=shown_events(found.events, None))
-
-
-def _sees_event(call: ApiCall, event: AnyEvent) -> bool:
-    """Return True if a user who sees some queues may see an event; those of no queue concern the whole storage."""
-    queue = getattr(event, "queue", None)
-    return isinstance(event, EventsTrimmed) or (queue is not None and call.user.sees(queue))
 
 
 # ── workers ───────────────────────────────────────────────────────────────────────────────────────────────────────────

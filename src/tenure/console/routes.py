@@ -1,11 +1,12 @@
 """Routes: method, path, role, handler, parameters and answer of each resource. OpenAPI is generated from them."""
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from msgspec import Struct
 
+from tenure.console.live import LiveEvents
 from tenure.console.problems import ProblemError, ProblemName
 from tenure.console.requests import ConsoleRequest
 from tenure.console.users import Role, User
@@ -15,7 +16,7 @@ from tenure.ops.access import StorageAccess
 from tenure.ops.slow_runs import Slow
 from tenure.ops.views import Decode
 
-HeaderName = Literal["If-Match", "Idempotency-Key"]
+HeaderName = Literal["If-Match", "Idempotency-Key", "Last-Event-ID"]
 """A request header that a route may read."""
 
 SMALL_BODY = 64 * 1024
@@ -50,6 +51,7 @@ class ApiCall:
     payloads: Payloads
     read_only: bool
     slow: Slow
+    live: LiveEvents
     request: ConsoleRequest
     reply_headers: Headers = field(default_factory=Headers)
 
@@ -73,8 +75,8 @@ def _hidden(data: bytes) -> Any:
     raise ValueError("this user may not see payloads")
 
 
-Handler = Callable[[ApiCall, Any], Awaitable[Struct]]
-"""Answers a request; its second argument holds the query parameters, or the body."""
+Handler = Callable[[ApiCall, Any], Awaitable[Struct | AsyncGenerator[bytes]]]
+"""Answers a request, a stream with its parts; its second argument holds the query parameters, or the body."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,8 @@ class Route:
 
     `path`: below `BASE`; a part in braces is a name. `limit`: seconds that it may take. `body`: what it reads, if it
     changes something; then the handler gets it in place of the parameters. `most`: the greatest size of the body, in
-    bytes. `headers`: the request headers that it reads.
+    bytes. `headers`: the request headers that it reads. `stream`: it answers with a `text/event-stream`, whose frames
+    are `answer`.
     """
 
     method: str
@@ -97,6 +100,7 @@ class Route:
     body: type[Struct] | None = None
     most: int = SMALL_BODY
     headers: tuple[HeaderName, ...] = ()
+    stream: bool = False
     parts: tuple[str, ...] = field(init=False)
 
     def __post_init__(self) -> None:

@@ -2,6 +2,7 @@
 
 from tenure.console import reads, records
 from tenure.console.act_table import ACTS
+from tenure.console.live import ChangesFrame
 from tenure.console.routes import Route, RouteTable
 from tenure.health.assessment import Health
 from tenure.ops.audit import ActsView
@@ -63,6 +64,16 @@ TABLE = RouteTable(
             ("unknown-job", "invalid-cursor"),
         ),
         Route("GET", "/events", "read", reads.events, EventsRead, records.EventsQuery, ("invalid-cursor",)),
+        Route(
+            "GET",
+            "/events/stream",
+            "read",
+            reads.event_stream,
+            ChangesFrame,
+            problems=("too-many-streams",),
+            headers=("Last-Event-ID",),
+            stream=True,
+        ),
         Route("GET", "/workers", "read", reads.workers, records.ListedWorkers),
         Route("GET", "/workers/{worker}", "read", reads.worker, ListedWorker, problems=("unknown-worker",)),
         Route(

@@ -15,6 +15,7 @@ from tenure.clock import Clock, SystemClock
 from tenure.console.problems import ProblemError, ProblemPart, from_message
 from tenure.console.requests import ConsoleRequest
 from tenure.core.check import named, several, shown
+from tenure.core.events import AnyEvent, EventsTrimmed
 from tenure.core.filter_text import NamePattern, pattern_of
 from tenure.errors import UsageError
 from tenure.health.auth import bearer_of, visible
@@ -63,6 +64,11 @@ class User:
     def sees(self, queue: str) -> bool:
         """Return True if the user may see this queue."""
         return self.queues is None or any(pattern.matches(queue) for pattern in self.queues)
+
+    def sees_event(self, event: AnyEvent) -> bool:
+        """Return True if the user may see this event. Events of no queue concern the whole storage."""
+        queue = getattr(event, "queue", None)
+        return self.queues is None or isinstance(event, EventsTrimmed) or (queue is not None and self.sees(queue))
 
 
 def valid_role(role: object) -> Role:
