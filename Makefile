@@ -35,8 +35,8 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup servers demo examples test test-full quick quickest check lint types format coverage simulate mutants mutants-code chaos bench bench-growth \
-        bench-peers bench-report bench-install docs lock clean
+.PHONY: help setup servers demo examples test test-full quick quickest check lint types format goldens screenshots coverage simulate mutants mutants-code chaos bench \
+        bench-growth bench-console bench-peers bench-report bench-install docs lock clean
 
 help: ## show this list
 	@echo 'usage: make TARGET [URL=...] [ARGS="..."]'
@@ -77,6 +77,12 @@ format: $(READY) ## format, and fix what ruff can mend
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 
+goldens: $(READY) ## rewrite what the tests expect a screen reader to be given of the console's pages
+	@$(IN_MEMORY) TENURE_WRITE_GOLDENS=1 $(BIN)/python -m pytest -n 0 -k goldens tests/console/browser/test_accessibility.py
+
+screenshots: $(READY) ## run a load with real workers, and make the pictures of the console in docs/images
+	@$(BIN)/python -m tests.console.screenshots $(ARGS)
+
 coverage: $(READY) ## run the quick tests and show the lines they miss
 	@$(BIN)/coverage run -m pytest -m '$(QUICK)' $(ARGS)
 	@$(BIN)/coverage report
@@ -98,6 +104,9 @@ bench: $(READY) ## measure speed on memory, SQLite and Redis (where there is a r
 
 bench-growth: $(READY) ## measure how a job's cost grows with jobs, keys, tenants and queues (ARGS="--most 100000")
 	@$(BIN)/python -m benchmarks.growth $(ARGS)
+
+bench-console: $(READY) ## measure how fast the console answers (ARGS="--jobs 1000000 --storage sqlite")
+	@$(BIN)/python -m benchmarks.console $(ARGS)
 
 bench-peers: $(READY) ## measure Tenure and other queues, each installed below .bench (ARGS="--only saq,taskiq --rounds 1")
 	@$(BIN)/python -m benchmarks.peers.run $(ARGS)

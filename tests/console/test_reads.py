@@ -8,10 +8,10 @@ import pytest
 
 from tenure import Tenure
 from tenure.console.api import AdminAPI
-from tenure.console.records import LOOKS
+from tenure.console.records import LOOKS, SIFTED
 from tenure.console.routes import Route
 from tenure.console.table import TABLE
-from tenure.core.filter_text import JobConditions, parse_filter
+from tenure.core.filter_text import parse_filter
 from tenure.core.lifecycle import State
 from tenure.ops.access import StorageAccess
 from tenure.ops.audit import audited
@@ -93,7 +93,8 @@ async def test_a_filter_selects_jobs(shop: Shop, text: str, found: list[str]) ->
     rows = [row for row in page["jobs"] if row["id"] in by_id]
 
     assert [by_id[row["id"]] for row in rows] == found
-    assert (page["next"], page["short"], page["looks"]) == (None, False, LOOKS)
+    read_here = text.startswith("error:") or ("task:" in text and "*" in text)
+    assert (page["next"], page["short"], page["looks"]) == (None, False, SIFTED if read_here else LOOKS)
 
 
 async def test_a_filter_by_id_and_by_fault_finds_the_job(shop: Shop) -> None:
@@ -221,12 +222,22 @@ async def test_a_rare_job_is_found_after_several_short_pages(shop: Shop) -> None
     assert short >= 3
 
 
-async def test_a_filter_whose_queue_does_not_exist_reads_no_job() -> None:
+async def test_a_filter_that_no_job_can_match_reads_no_job() -> None:
     async with Tenure("memory://") as app:
-        none = selection(JobConditions(queues=parse_filter("queue:x*").queues), await app.storage.survey())
+        for text in ("queue:x*", "owner:web-3 state:failed"):
+            none = selection(parse_filter(text), await app.storage.survey())
 
-        assert none.query is None
-        assert (await selected_jobs(app.storage, none, limit=1, after=None)).jobs == ()
+            assert none.query is None
+            assert (await selected_jobs(app.storage, none, limit=1, after=None)).jobs == ()
+
+
+async def test_a_filter_by_owner_reads_active_jobs_only(shop: Shop) -> None:
+    survey = await shop.app.storage.survey()
+    for text in ("owner:web-3", "owner:web-3 state:failed,active"):
+        query = selection(parse_filter(text), survey).query
+
+        assert query is not None
+        assert (query.states, query.owner) == ((State.ACTIVE,), HOLDER.id)
 
 
 @EVERY_STORAGE
@@ -298,6 +309,9 @@ async def test_the_events_of_a_deleted_job_are_shown(shop: Shop) -> None:
 
     assert (await shop.get(path)).problem == "unknown-job"
     assert [event["event"] for event in events] == ["failed", "deleted"]
+    assert (await shop.get(f"{path}/events?after=0")).json["events"] == events
+    assert (await shop.get(path_to("jobs", "mail", "unknown", "events"))).problem == "unknown-job"
+    assert (await shop.get(path_to("jobs", "pay/eu", shop.jobs["held"], "events"))).json["events"] == []
 
 
 @EVERY_STORAGE

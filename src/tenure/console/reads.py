@@ -24,6 +24,7 @@ from tenure.console.records import (
     EVENTS_MOST,
     JOBS_MOST,
     LOOKS,
+    SIFTED,
     AuditQuery,
     DeadGroupsQuery,
     EventsQuery,
@@ -61,7 +62,7 @@ from tenure.health.assessment import Health, judged, state_of
 from tenure.ops.audit import ActsView, acts_view
 from tenure.ops.events import KINDS, EventsRead, events_after, shown_events, wanted_events
 from tenure.ops.examination import examine
-from tenure.ops.job_list import job_row, selected_jobs, selection
+from tenure.ops.job_list import JobsFound, job_row, selected_jobs, selection
 from tenure.ops.jobs import detail_of, reasons_of
 from tenure.ops.queue_stats import queue_stats
 from tenure.ops.run_history import why_again
@@ -90,7 +91,7 @@ from tenure.storage.protocol import ActsQuery, Survey
 
 T = TypeVar("T")
 
-STATS_MOST = 2_000
+STATS_MOST = 1_000
 """How many ended jobs statistics are made of at most."""
 
 HINTS = 5
@@ -221,17 +222,18 @@ async def jobs(call: ApiCall, query: JobsQuery) -> JobsView:
         selected = selection(where, found, sees=call.user.sees if call.narrowed else None, order=query.order)
     except UsageError as error:
         raise bad_parameter("invalid-parameter", "order", str(error)) from error
+    looks = LOOKS if selected.sifts is None else SIFTED
     page = await _at_cursor(
-        selected_jobs(call.access.storage, selected, limit=query.limit, after=query.after, looks=LOOKS)
+        selected_jobs(call.access.storage, selected, limit=query.limit, after=query.after, looks=looks)
     )
-    hints = await _hints(call, where, found) if not page.jobs and query.after is None else []
+    hints = await _hints(call, where, found, page) if not page.jobs and query.after is None else []
     return JobsView(
-        jobs=[job_row(job) for job in page.jobs], next=page.next, looks=LOOKS, short=page.short, hints=hints
+        jobs=[job_row(job) for job in page.jobs], next=page.next, looks=looks, short=page.short, hints=hints
     )
 
 
-async def _hints(call: ApiCall, where: JobConditions, found: Survey) -> list[str]:
-    """Return messages about the names in a filter that nothing uses, as far as the user may know."""
+async def _hints(call: ApiCall, where: JobConditions, found: Survey, page: JobsFound) -> list[str]:
+    """Return messages about the names in a filter that nothing uses, as far as the user may know. `page`: is empty."""
     known = _known(call, _narrowed(call, found))
     queues = [name for name in exact_names(where.queues) if name not in known.queues]
     tasks = [name for name in exact_names(where.tasks) if name not in known.tasks]
@@ -239,10 +241,12 @@ async def _hints(call: ApiCall, where: JobConditions, found: Survey) -> list[str
     for name in tasks[: HINTS - len(hints)]:
         # Its jobs may lie there while no worker knows it.
         of_task = JobConditions(tasks=(NamePattern(name),))
-        selected = selection(of_task, found, sees=call.user.sees if call.narrowed else None)
-        page = await selected_jobs(call.access.storage, selected, limit=1, after=None, looks=LOOKS)
-        if not page.jobs:
-            missing = "is unknown" if page.next is None else "is known to no worker, and the newest jobs are of others"
+        first = page
+        if where != of_task:
+            selected = selection(of_task, found, sees=call.user.sees if call.narrowed else None)
+            first = await selected_jobs(call.access.storage, selected, limit=1, after=None, looks=LOOKS)
+        if not first.jobs:
+            missing = "is unknown" if first.next is None else "is known to no worker, and the newest jobs are of others"
             hints.append(f"task {name!r} {missing}{did_you_mean(name, sorted(known.tasks))}")
     return hints
 
@@ -274,7 +278,12 @@ async def job_log(call: ApiCall, query: Struct) -> JobLogView:
 
 async def job_events(call: ApiCall, query: JobEventsQuery) -> EventsRead:
     """Show the events of a job, the oldest first, also of one that was deleted."""
-    return await _events(call, _place(query.after), limit=query.limit, ref=_ref(call))
+    ref = _ref(call)
+    found = await _events(call, _place(query.after), limit=query.limit, ref=ref)
+    if not found.events and found.end and query.after in (None, "0"):
+        # Neither the log nor the storage knows the job.
+        await detail_of(call.access.storage, ref)
+    return found
 
 
 # ── events ────────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -19,6 +19,9 @@ JOBS_MOST = 200
 LOOKS = 5_000
 """About how many jobs or events one request looks at."""
 
+SIFTED = 1_000
+"""The same, if the storage cannot check all conditions: each of these jobs is read and checked here."""
+
 EVENTS_MOST = 500
 ACTS_MOST = 500
 TICKS_MOST = 1_000

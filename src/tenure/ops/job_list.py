@@ -106,6 +106,13 @@ def selection(
         )
         if not queues:
             return Selection(None)
+    states = where.states
+    if where.owners:
+        # A job has an owner only while it runs.
+        if states and State.ACTIVE not in states:
+            return Selection(None)
+        states = (State.ACTIVE,)
+    owner = _owner(_only(where.owners), survey)
     exact_tasks = not any(pattern.glob for pattern in where.tasks)
     fault_name = where.faults[0] if len(where.faults) == 1 else None
     key, schedule = _only(where.keys), _only(where.schedules)
@@ -116,11 +123,12 @@ def selection(
 
     query = Query(
         queues=queues,
-        states=where.states,
+        states=states,
         tasks=tuple(pattern.text for pattern in where.tasks) if exact_tasks else (),
         reasons=where.reasons,
         tags=where.tags,
         fault=fault_name,
+        owner=owner,
         key=key,
         schedule=schedule,
         id=where.id,
@@ -134,6 +142,7 @@ def selection(
         where,
         tasks=() if exact_tasks else where.tasks,
         faults=where.faults if fault_name is None else (),
+        owners=where.owners if owner is None else (),
         keys=where.keys if key is None else (),
         schedules=where.schedules if schedule is None else (),
     )
@@ -143,6 +152,14 @@ def selection(
 def _only(patterns: Patterns) -> str | None:
     """Return the name that a condition asks for, if it is a single one."""
     return patterns[0].text if len(patterns) == 1 and not patterns[0].glob else None
+
+
+def _owner(name: str | None, survey: Survey) -> str | None:
+    """Return the id of the one owner that has this name or id; None if there are several."""
+    if name is None:
+        return None
+    ids = [worker.owner.id for worker in survey.workers if worker.owner.name == name] or [name]
+    return ids[0] if len(ids) == 1 else None
 
 
 def _sieve(where: JobConditions, survey: Survey) -> Callable[[JobRecord], bool] | None:

@@ -5,7 +5,8 @@ from datetime import timedelta
 
 from tenure import Retry, Snooze, Tenure, current_job
 from tenure.core.job import Owner
-from tenure.storage.protocol import ClaimRequest, LeaseRenewal, RenewRequest, WorkerInfo
+from tenure.core.lease import Lease
+from tenure.storage.protocol import ClaimRequest, LeaseRenewal, RenewRequest, SweepRequest, WorkerInfo
 
 HOLDER = Owner("00aa00aa00aa00aa", "pay-3", "host-7.example", 77)
 
@@ -17,13 +18,14 @@ MARKUP = "<script>document.title='broken'</script>"
 
 @dataclass(frozen=True)
 class World:
-    """Ids of some of its jobs."""
+    """Ids of some of its jobs. `lease`: that of the active one."""
 
     held: str
     active: str
     failed: str
     sent: str
     retried: str
+    lease: Lease
 
 
 def tasks_of(app: Tenure) -> None:
@@ -80,16 +82,22 @@ async def fill(app: Tenure, *, size: int) -> World:
     await worker.wait()
     active = await charge.enqueue(9)
     (lease,) = (await app.storage.exchange(HOLDER, (), ClaimRequest(("pay/eu",), 1))).leases
-    info = WorkerInfo(("pay/eu",), 8, 1, tasks={"charge": 1})
-    trace = 'File "pay.py", line 31, in charge\n  await bank.transfer(account)\nFile "bank.py", line 7, in transfer'
-    await app.storage.renew(RenewRequest(HOLDER, (LeaseRenewal(lease.ref, lease.fence, trace=trace),), info))
+    await beat(app, lease)
     held = await charge.enqueue(9)
     # A claim that cannot start the job parks it under its key.
     await app.storage.exchange(HOLDER, (), ClaimRequest(("pay/eu",), 1))
     for number in range(size // 10):
-        await send.options(delay=timedelta(minutes=number + 1)).enqueue(f"later{number}@example.org")
+        await send.options(delay=timedelta(minutes=number + 10)).enqueue(f"later{number}@example.org")
         await thumbnail.enqueue(f"/images/{number}.png")
     for number in range(3):
         await (await thumbnail.enqueue(f"/images/unwanted{number}.png")).cancel()
     await app.queue("thumbnails").pause()
-    return World(held=held.id, active=active.id, failed=failed[-1].id, sent=sent.id, retried=retried.id)
+    return World(held=held.id, active=active.id, failed=failed[-1].id, sent=sent.id, retried=retried.id, lease=lease)
+
+
+async def beat(app: Tenure, lease: Lease) -> None:
+    """Renew the lease of the active job and sweep, so that the pages show a worker that is alive."""
+    info = WorkerInfo(("pay/eu",), 8, 1, tasks={"charge": 1})
+    trace = 'File "pay.py", line 31, in charge\n  await bank.transfer(account)\nFile "bank.py", line 7, in transfer'
+    await app.storage.renew(RenewRequest(HOLDER, (LeaseRenewal(lease.ref, lease.fence, trace=trace),), info))
+    await app.storage.sweep(SweepRequest(HOLDER, term=None))

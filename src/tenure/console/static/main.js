@@ -4,6 +4,7 @@ import { html, render, signal, useEffect, useRef } from "./html.js";
 import { address, followLinks, route } from "./route.js";
 import { SignIn } from "./signin.js";
 import { ThemeSwitch } from "./themeswitch.js";
+import { Palette, PaletteButton, followKeys } from "./palette.js";
 import { Heading } from "./parts.js";
 import { Overview } from "./pages/overview.js";
 import { Queue } from "./pages/queue.js";
@@ -26,6 +27,8 @@ const PAGES = {
 };
 const MENU = ["", "jobs", "failures", "workers", "schedules", "events"];
 const ABOVE = { queue: "", job: "jobs" };
+
+const ENTRIES = MENU.map((name) => ({ name: PAGES[name][0], to: address(name) }));
 
 const meta = signal(null);
 
@@ -98,13 +101,15 @@ function App() {
     <div class="frame">
       <aside class="side">
         <a class="brand" href=${address("")}><span class="mark" aria-hidden="true">T</span>Tenure</a>
+        ${!refused.value && html`<${PaletteButton} />`}
         <${Menu} current=${name} />
         <${Foot} />
       </aside>
       <main id="main">
         ${refused.value ? html`<${SignIn} onSigned=${(answer) => (meta.value = answer)} />` : html`<${Page} key=${identity} params=${params} />`}
       </main>
-    </div>`;
+    </div>
+    ${!refused.value && html`<${Palette} pages=${ENTRIES} />`}`;
 }
 
 // The browser resolves the address of the icon again on each page, so it must not be relative any more.
@@ -112,5 +117,6 @@ const icon = document.querySelector("link[rel=icon]");
 icon.href = icon.href;
 
 followLinks();
+followKeys();
 document.getElementById("app").textContent = "";
 render(html`<${App} />`, document.getElementById("app"));

@@ -1,6 +1,9 @@
 // Pieces that the pages share: headings, tables, badges, problems, facts.
-import { html } from "./html.js";
+import { html, useState } from "./html.js";
 import { pretty } from "./json.js";
+import { address, go } from "./route.js";
+
+const ROWS = 100;
 
 export const STATES = ["waiting", "active", "delayed", "failed", "completed", "cancelled", "expired"];
 
@@ -41,9 +44,10 @@ export const Section = ({ title, aside, children }) => html`
 
 /**
  * A table with a caption. `columns`: {title, cell, kind}; a kind is a list of classes: `number`, `long`, `optional`
- * (left out on narrow screens). `empty`: what stands there if there are no rows.
+ * (left out on narrow screens). `empty`: what stands there if there are no rows. Long tables are shown in parts.
  */
 export function Table({ caption, columns, rows, id, empty, chosen }) {
+  const [most, setMost] = useState(ROWS);
   if (!rows.length) return html`<p class="empty">${empty}</p>`;
   return html`
     <div class="scroll" role="region" aria-label=${caption} tabindex="0">
@@ -51,13 +55,15 @@ export function Table({ caption, columns, rows, id, empty, chosen }) {
         <caption class="unseen">${caption}</caption>
         <thead><tr>${columns.map(({ title, kind }) => html`<th scope="col" class=${kind}>${title}</th>`)}</tr></thead>
         <tbody>
-          ${rows.map((row) => html`
+          ${rows.slice(0, most).map((row) => html`
             <tr key=${id(row)} class=${chosen?.(row) ? "chosen" : ""}>
               ${columns.map(({ cell, kind }) => html`<td class=${kind}>${cell(row)}</td>`)}
             </tr>`)}
         </tbody>
       </table>
-    </div>`;
+    </div>
+    ${rows.length > most && html`
+      <button type="button" class="more" onClick=${() => setMost(most + ROWS)}>Show ${Math.min(ROWS, rows.length - most)} more of ${rows.length}</button>`}`;
 }
 
 /** Names with their values; a value that is null or undefined is left out. */
@@ -81,6 +87,14 @@ export function Value({ value }) {
   }
   return html`<pre class="value" tabindex="0">${pretty(value)}</pre>`;
 }
+
+/** A choice that the address of the page keeps. `choices`: [value, text]; an empty value is the default. */
+export const Choice = ({ page, label, name, value, choices, params }) => html`
+  <label>${label}
+    <select value=${value} onChange=${(event) => go(address(page, { ...Object.fromEntries(params), [name]: event.target.value }))}>
+      ${choices.map(([given, text]) => html`<option key=${given} value=${given}>${text}</option>`)}
+    </select>
+  </label>`;
 
 /** A figure with its name. */
 export const Tile = ({ name, value, href, kind = "", note }) => html`

@@ -18,7 +18,7 @@ export function ThemeSwitch() {
     }
   };
   return html`
-    <label class="theme">Theme
+    <label class="theme"><span>Theme</span>
       <select value=${theme} onChange=${choose}>
         ${["system", "light", "dark"].map((name) => html`<option key=${name} value=${name}>${name}</option>`)}
       </select>

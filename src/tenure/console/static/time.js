@@ -40,6 +40,9 @@ export function distance(at) {
   return seconds > 0 ? `${whole(seconds, 1)} ago` : `in ${whole(-seconds, 1)}`;
 }
 
+/** Return how long ago something was, of its seconds. */
+export const ago = (seconds) => `${seconds < 9.95 ? span(seconds) : whole(Math.round(seconds), 1)} ago`;
+
 /** Return an instant in UTC, exact to the millisecond. */
 export const exact = (at) => `${new Date(at).toISOString().replace("T", " ").replace("Z", "")} UTC`;
 

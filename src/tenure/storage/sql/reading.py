@@ -224,11 +224,12 @@ def _matches(tx: Transaction, query: Query, before: int, limit: int) -> tuple[li
     if looks is not None:
         counts = {(queue, state): jobs for queue, state, jobs in tx.all("survey.counts")}
         # No index has the unfinished jobs of a queue in the order of their seqs: all of them would be sorted.
-        if any(counts.get((queue, state.value), 0) > looks for queue, state in sources if state in _UNFINISHED):
+        if sum(counts.get((queue, state.value), 0) for queue, state in sources if state in _UNFINISHED) > looks:
             return _walk(tx, query, values)
+        share = max(1, looks // max(1, len(sources)))
         floor = max(
             (
-                _floor(tx, "find.floor_over", {"queue": queue, "state": state.value, "before": before, "looks": looks})
+                _floor(tx, "find.floor_over", {"queue": queue, "state": state.value, "before": before, "looks": share})
                 for queue, state in sources
                 if state not in _UNFINISHED
             ),

@@ -3,8 +3,8 @@ import { get, path } from "../api.js";
 import { html, useMemo } from "../html.js";
 import { pretty } from "../json.js";
 import { useLive } from "../live.js";
-import { Heading, Loaded, Name, Table } from "../parts.js";
-import { address, go, jobAddress } from "../route.js";
+import { Choice, Heading, Loaded, Name, Table } from "../parts.js";
+import { jobAddress } from "../route.js";
 import { Time } from "../time.js";
 
 const SHOWN = 50;
@@ -49,22 +49,15 @@ const COLUMNS = [
   { title: "Event", cell: (event) => html`<span class=${`badge ${event.event}`}>${event.event.replaceAll("_", " ")}</span>` },
   {
     title: "Job",
-    kind: "long",
+    kind: "long wide",
     cell: (event) =>
       event.queue && event.id
         ? html`<a class="job-link" href=${jobAddress(event)} title=${`${event.task ?? ""} ${event.queue} ${event.id}`}>
             <span class="name">${event.task ?? event.queue}</span><span class="name id">${event.id}</span></a>`
         : html`<span class="none">–</span>`,
   },
-  { title: "Details", kind: "long optional", cell: (event) => html`<${Name}>${about(event) || "–"}<//>` },
+  { title: "Details", kind: "long rest optional", cell: (event) => html`<${Name}>${about(event) || "–"}<//>` },
 ];
-
-const Choice = ({ label, name, value, choices, params }) => html`
-  <label>${label}
-    <select value=${value} onChange=${(event) => go(address("events", { ...Object.fromEntries(params), [name]: event.target.value }))}>
-      ${choices.map(([text, shown]) => html`<option key=${text} value=${text}>${shown}</option>`)}
-    </select>
-  </label>`;
 
 export function Events({ params }) {
   const within = WINDOWS.includes(params.get("within")) ? params.get("within") : "1h";
@@ -74,8 +67,8 @@ export function Events({ params }) {
   return html`
     <${Heading}>Events<//>
     <div class="choices">
-      <${Choice} label="Of the last" name="within" value=${within} choices=${WINDOWS.map((text) => [text, text])} params=${params} />
-      <${Choice} label="Kind" name="kind" value=${kind} choices=${[["", "all"], ...KINDS.map((text) => [text, text])]} params=${params} />
+      <${Choice} page="events" label="Of the last" name="within" value=${within} choices=${WINDOWS.map((text) => [text, text])} params=${params} />
+      <${Choice} page="events" label="Kind" name="kind" value=${kind} choices=${[["", "all"], ...KINDS.map((text) => [text, text])]} params=${params} />
     </div>
     <${Loaded} live=${live}>${({ events, behind }) => html`
       ${behind && html`<p class="callout warn">There are more events than were read so far; the newest follow. Choose a shorter time.</p>`}

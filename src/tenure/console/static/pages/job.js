@@ -46,7 +46,7 @@ function JobFacts({ job }) {
       ["Ended", job.finished && html`<${Time} at=${job.finished} />`],
       ["Took", job.started && job.finished && span((Date.parse(job.finished) - Date.parse(job.started)) / 1000)],
       ["Attempt", job.starts ? attempts(job) : null],
-      ["Stalls", job.stalls ? `${job.stalls} of ${job.max_stalls}` : null],
+      ["Stalls", job.stalls ? `${job.stalls}, ${job.max_stalls} allowed` : null],
       ["Handed back", job.releases || null],
       ["Reason", job.reason],
       ["Progress", [progress, job.progress_note].filter(Boolean).join(", ")],
@@ -142,5 +142,6 @@ export function Job({ params }) {
       ${job.state === "completed" && html`<${Section} title="Result"><${Value} value=${job.result} /><//>`}
       ${job.data !== null && html`<${Section} title="Data"><${Value} value=${job.data} /><//>`}
       ${Object.keys(job.headers).length > 0 && html`<${Section} title="Headers"><${Value} value=${job.headers} /><//>`}`}
-    <//>`;
+    <//>
+    ${live.problem?.status === 404 && html`<p><a href=${jobsAddress(term("id", names[2]))}>Look for this id in all queues</a></p>`}`;
 }

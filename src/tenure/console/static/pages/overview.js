@@ -3,7 +3,7 @@ import { html } from "../html.js";
 import { useLive } from "../live.js";
 import { Badge, Facts, Heading, Loaded, Name, Section, STATES, Table, Tile } from "../parts.js";
 import { address, jobAddress, jobsAddress, queueAddress, term } from "../route.js";
-import { Time, count, span } from "../time.js";
+import { Time, ago, count, span } from "../time.js";
 
 const all = (queues, state) => queues.reduce((sum, queue) => sum + Number(queue.counts[state] ?? 0), 0);
 
@@ -19,7 +19,7 @@ function Tiles({ data }) {
       <${Tile} name="Delayed" value=${count(all(data.queues, "delayed"))} href=${jobsAddress("state:delayed")} note="due later" />
       <${Tile} name="Failed" value=${count(failed)} href=${address("failures")} kind=${failed ? "bad" : ""} note=${failed ? "see the faults" : "none"} />
       <${Tile} name="Workers" value=${alive} href=${address("workers")} kind=${alive ? "" : "warn"}
-        note=${data.workers.length > alive ? `${data.workers.length - alive} stale` : alive ? "all alive" : "none runs"} />
+        note=${data.workers.length > alive ? `${data.workers.length - alive} not alive` : alive ? "all alive" : "none runs"} />
     </div>`;
 }
 
@@ -47,18 +47,18 @@ const cell = (state) => ({
 const QUEUES = [
   {
     title: "Queue",
-    kind: "long",
+    kind: "long wide",
     cell: (queue) => html`<span class="with-badge"><${Name} href=${queueAddress(queue.queue)}>${queue.queue}<//>
       ${queue.paused && html`<span class="badge paused">paused</span>`}
       ${queue.limits.length > 0 && html`<span class="badge paused">limited</span>`}</span>`,
   },
   { title: "Mix", kind: "optional", cell: (queue) => html`<${Mix} counts=${queue.counts} />` },
-  { title: "Oldest waiting", kind: "number", cell: (queue) => span(queue.oldest_waiting) },
+  { title: "Oldest waiting", kind: "number optional", cell: (queue) => span(queue.oldest_waiting) },
   ...STATES.map(cell),
 ];
 
 const SLOW = [
-  { title: "Job", kind: "long", cell: (run) => html`<${Name} href=${jobAddress(run)}>${`${run.task} ${run.id}`}<//>` },
+  { title: "Job", kind: "long rest", cell: (run) => html`<${Name} href=${jobAddress(run)}>${`${run.task} ${run.id}`}<//>` },
   { title: "Runs for", kind: "number", cell: (run) => span(run.ran) },
   { title: "Usual", kind: "number", cell: (run) => span(run.usual) },
 ];
@@ -67,8 +67,8 @@ const WORKERS = [
   { title: "Worker", kind: "long", cell: (worker) => html`<${Name} href=${address("workers", { worker: worker.owner })}>${worker.name}<//>` },
   { title: "State", cell: (worker) => html`<${Badge} state=${stateOf(worker)} />` },
   { title: "Active", kind: "number", cell: (worker) => `${worker.active} of ${worker.concurrency}` },
-  { title: "Queues", kind: "long optional", cell: (worker) => html`<${Name}>${worker.queues.join(", ")}<//>` },
-  { title: "Last beat", kind: "number", cell: (worker) => `${span(worker.seen_ago)} ago` },
+  { title: "Queues", kind: "long wide optional", cell: (worker) => html`<${Name}>${worker.queues.join(", ")}<//>` },
+  { title: "Last beat", kind: "number", cell: (worker) => ago(worker.seen_ago) },
 ];
 
 function stateOf(worker) {
@@ -107,7 +107,7 @@ export function Overview() {
         <${Facts} facts=${[
           ["Address", html`<code>${data.url}</code>`],
           ["Leader", data.leaders.length ? data.leaders.map((leader) => `${leader.owner} (${[leader.scope, `term ${leader.epoch}`].filter(Boolean).join(", ")})`).join("; ") : "none"],
-          ["Last sweep", data.swept_ago === null ? "never" : `${span(data.swept_ago)} ago`],
+          ["Last sweep", data.swept_ago === null ? "never" : ago(data.swept_ago)],
           ["Clock", html`<${Time} at=${data.now} />`],
           ["Paused tasks", data.paused_tasks.join(", ")],
         ]} />

@@ -21,7 +21,7 @@ function Recent({ data }) {
   return html`
     <${Facts} facts=${[
       ...Object.entries(data.ended).filter(([, number]) => number).map(([state, number]) => [state, count(number) + (data.capped ? " or more" : "")]),
-      ["per minute", data.per_minute],
+      ["per minute", Number(data.per_minute.toPrecision(3))],
       ["reasons of failures", Object.entries(data.reasons).map(([reason, number]) => `${reason || "unknown"}: ${number}`).join(", ")],
     ]} />
     ${spreads.length > 0 && html`<${Table} caption="How long jobs waited and ran" columns=${SPREADS} rows=${spreads} id=${([name]) => name} />`}`;

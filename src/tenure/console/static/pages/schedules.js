@@ -8,7 +8,7 @@ import { Time, count, span } from "../time.js";
 const COLUMNS = [
   {
     title: "Schedule",
-    kind: "long",
+    kind: "long wide",
     cell: (schedule) => html`
       <span class="with-badge"><${Name} href=${jobsAddress(term("schedule", schedule.name))}>${schedule.name}<//>
         ${schedule.paused && html`<span class="badge paused">paused</span>`}</span>

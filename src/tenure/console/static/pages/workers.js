@@ -4,14 +4,14 @@ import { html } from "../html.js";
 import { useLive } from "../live.js";
 import { Badge, Facts, Heading, Loaded, Name, Section, Table } from "../parts.js";
 import { address, jobAddress, jobsAddress, queueAddress, term } from "../route.js";
-import { Time, size, span } from "../time.js";
+import { Time, ago, size, span } from "../time.js";
 
 const COLUMNS = [
   { title: "Worker", kind: "long", cell: (worker) => html`<${Name} href=${address("workers", { worker: worker.owner })}>${worker.name}<//>` },
   { title: "State", cell: (worker) => html`<${Badge} state=${worker.state} />` },
   { title: "Active", kind: "number", cell: (worker) => `${worker.active} of ${worker.concurrency}` },
   { title: "Process", kind: "long optional", cell: (worker) => html`<${Name}>${`${worker.host}:${worker.pid}`}<//>` },
-  { title: "Last beat", kind: "number", cell: (worker) => `${span(worker.seen_ago)} ago` },
+  { title: "Last beat", kind: "number", cell: (worker) => ago(worker.seen_ago) },
   { title: "Lag", kind: "number optional", cell: (worker) => span(worker.lag) },
   { title: "Memory", kind: "number optional", cell: (worker) => size(worker.memory) },
   { title: "Started", kind: "when optional", cell: (worker) => html`<${Time} at=${worker.started} />` },
@@ -41,7 +41,7 @@ const Stack = ({ run }) => html`
       <a class="name" href=${jobAddress(run)} title=${run.id}><strong>${run.task}</strong></a>
       <span>run ${run.run}</span>
       <span>for ${span(run.ran)}</span>
-      <span class="none">${run.trace ? `stack as of ${span(run.seen_ago)} ago` : "no stack recorded yet"}</span>
+      <span class="none">${run.trace ? `stack as of ${ago(run.seen_ago)}` : "no stack recorded yet"}</span>
     </div>
     ${run.trace && html`<pre class="detail" tabindex="0">${run.trace}</pre>`}
   </li>`;

@@ -1,5 +1,5 @@
 #!lua flags=no-writes
--- requires: record
+-- requires: record, record_bytes
 -- find: return one page of a listing, newest first or by due instant, as far as one call gets.
 --
 -- Request: {queues, after, span, states, tasks, reasons, tags, owner, key, schedule, fault, created_after,
@@ -75,6 +75,39 @@ local function asked_for(job)
     and ended_between(job)
     and (not REQUEST.id or job.id == REQUEST.id)
     and (not REQUEST.merge or holds_key(job))
+end
+
+-- Lists of names. The encoded record of a matching job contains one name of each list.
+local needles = {}
+for _, names in ipairs({ REQUEST.tasks or {}, REQUEST.reasons or {} }) do
+  needles[#needles + 1] = #names > 0 and names or nil
+end
+for _, tag in ipairs(REQUEST.tags or {}) do
+  needles[#needles + 1] = { tag }
+end
+for _, name in ipairs({ REQUEST.key or false, REQUEST.schedule or false }) do
+  needles[#needles + 1] = name and { name } or nil
+end
+
+local function contains_one(body, names)
+  for _, name in ipairs(names) do
+    if string.find(body, name, 1, true) then
+      return true
+    end
+  end
+  return false
+end
+
+-- Return the job of a ref if it is asked for, or nil. To look for a name in a record is faster than to decode it.
+local function job_asked_for(ref)
+  local body = RecordBytes.get(ref)
+  for _, names in ipairs(body and needles or {}) do
+    if not contains_one(body, names) then
+      return nil
+    end
+  end
+  local job = Record.get(ref)
+  return job and asked_for(job) and job or nil
 end
 
 -- The queues to look in, and the number after which there are more.
@@ -177,8 +210,8 @@ local function look_through(queues)
     end
     looks = looks + 1
     local source = heap[1]
-    local job = Record.get_in(source.queue, source.id)
-    if job and asked_for(job) then
+    local job = job_asked_for(pair(source.queue, source.id))
+    if job then
       found[#found + 1] = shown(job)
     end
     go_on(source)
