@@ -100,7 +100,7 @@ INNER_FLOORS: dict[str, tuple[str, ...]] = {
         "helpers state_machine",
         "acts claim_numbers collecting crashes differential due_order enqueue events exchange many_queues notices "
         "order published_tasks reading reclaim regressions renew revise sweep ttl tune unique_keys",
-        "concurrency_keys dead_letters limits moves pause rates retention schedules unknown_tasks",
+        "concurrency_keys dead_letters figures limits moves pause rates retention schedules unknown_tasks",
         "suite",
         "__init__",
     ),

@@ -1,4 +1,6 @@
-"""The metrics that a process counts of its own work: totals that only go up, in few series, as plain numbers.
+"""What a process counts of its own work: metrics for scrapers, and the figures that its beats carry to the storage.
+
+Metrics are totals that only go up, in few series, as plain numbers.
 
 A series is a metric with one value for each of its labels; it never describes a single job. Its numbers:
 
@@ -9,8 +11,13 @@ A series is a metric with one value for each of its labels; it never describes a
 import threading
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping
+from itertools import islice
 
 from msgspec import Struct
+
+from tenure.core.figures import CELLS_SENT, LENGTH, FiguresDelta, TaskCounts, count_run
+from tenure.core.job import JobRecord
+from tenure.core.settlement import RELEASED, Settlement
 
 Key = tuple[str, ...]
 """The name of a metric, then the values of its labels in their order."""
@@ -81,6 +88,36 @@ class MetricsRegistry:
         if len(self._series) >= MOST:
             key = (key[0], *(OTHER for _ in key[1:]))
         return self._series.setdefault(key, [0.0] * many)
+
+
+class FiguresCounter:
+    """The figures of a process that no delta has taken yet. Any thread may count and take."""
+
+    def __init__(self) -> None:
+        self._counted: dict[tuple[str, str], list[int]] = {}
+        self._lock = threading.Lock()
+
+    def count(self, runs: Iterable[tuple[JobRecord, Settlement, str, float]]) -> None:
+        """Count runs that were settled, each with its outcome and its seconds; 0 if these say nothing.
+
+        Uncharged put-backs do not count.
+        """
+        with self._lock:
+            for job, settlement, outcome, took in runs:
+                if outcome == RELEASED:
+                    continue
+                counts = self._counted.get((job.queue, job.task))
+                if counts is None:
+                    counts = self._counted[job.queue, job.task] = [0] * LENGTH
+                ran = int(took * 1_000_000) if took else None
+                count_run(counts, outcome, stalled=settlement.decision.charge == "stalls", waited=job.waited, ran=ran)
+
+    def take(self) -> FiguresDelta | None:
+        """Return what was counted, at most `CELLS_SENT` tasks of queues, those first that have waited longest."""
+        with self._lock:
+            places = list(islice(self._counted, CELLS_SENT))
+            found = [TaskCounts(*place, tuple(self._counted.pop(place))) for place in places]
+        return FiguresDelta(tuple(found)) if found else None
 
 
 def added_up(some: Iterable[Totals]) -> dict[Key, tuple[float, ...]]:

@@ -44,11 +44,11 @@ def events_of(job: JobRecord, outcome: Outcome) -> tuple[JobEvent, ...]:
 
 
 def completed(result: bytes | None) -> JobCompleted:
-    return JobCompleted(queue="mail", id="a", task="send", run=4, attempt=1, duration=1.5, result=result)
+    return JobCompleted(queue="mail", id="a", task="send", run=4, attempt=1, duration=1.5, result=result, waited=0.0)
 
 
 def failed(reason: str, attempt: int = 1) -> JobFailed:
-    return JobFailed(queue="mail", id="a", task="send", run=4, attempt=attempt, reason=reason, error=ERROR)
+    return JobFailed(queue="mail", id="a", task="send", run=4, attempt=attempt, reason=reason, error=ERROR, waited=0.0)
 
 
 def released(reason: str, delay: float) -> JobReleased:
@@ -56,7 +56,9 @@ def released(reason: str, delay: float) -> JobReleased:
 
 
 def retried(delay: float) -> JobRetried:
-    return JobRetried(queue="mail", id="a", task="send", run=4, attempt=1, next_attempt=2, delay=delay, error=ERROR)
+    return JobRetried(
+        queue="mail", id="a", task="send", run=4, attempt=1, next_attempt=2, delay=delay, error=ERROR, waited=0.0
+    )
 
 
 @pytest.mark.parametrize(
@@ -84,6 +86,15 @@ def retried(delay: float) -> JobRetried:
 )
 def test_an_outcome_is_recorded_in_one_event(outcome: Outcome, event: Event) -> None:
     assert events_of(ACTIVE, outcome) == (event,)
+
+
+@pytest.mark.parametrize(("late", "waited"), [(1_500_000, 1.5), (-5, 0.0)])
+@pytest.mark.parametrize("outcome", [Returned(b"3"), Raised(ERROR), Rejected(ERROR)])
+def test_events_say_how_long_the_job_had_waited(outcome: Outcome, late: int, waited: float) -> None:
+    [event] = events_of(structs.replace(ACTIVE, run_at=(ACTIVE.started or 0) - late), outcome)
+
+    assert isinstance(event, JobCompleted | JobRetried | JobFailed)
+    assert event.waited == waited
 
 
 def test_the_last_attempt_is_recorded_as_a_failure_and_not_as_a_retry() -> None:

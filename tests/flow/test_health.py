@@ -12,6 +12,7 @@ import pytest
 
 from tenure import Retry, State, Tenure, Timing, UsageError
 from tenure.clock import SystemClock
+from tenure.core.figures import FiguresQuery
 from tenure.core.job import Owner
 from tenure.errors import StorageUnavailableError
 from tenure.health.asgi import MOST_FIELDS, UNREADY_AFTER, DegradedIs, HealthApp
@@ -414,13 +415,13 @@ class UnreliableMemory(MemoryStorage):
     trouble: Literal["none", "fails", "hangs"] = "none"
     asked = 0
 
-    async def survey(self, queues: Any = (), *, faults: int = 0) -> Survey:
+    async def survey(self, queues: Any = (), *, faults: int = 0, figures: FiguresQuery | None = None) -> Survey:
         self.asked += 1
         if self.trouble == "fails":
             raise StorageUnavailableError("gone fishing")
         if self.trouble == "hangs":
             await asyncio.Event().wait()
-        return await super().survey(queues, faults=faults)
+        return await super().survey(queues, faults=faults, figures=figures)
 
 
 def unreliable(harness: Harness) -> UnreliableMemory:

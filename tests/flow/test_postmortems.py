@@ -8,6 +8,7 @@ import pytest
 
 from tenure import State
 from tenure.core.events import JobFailed, JobReleased, JobStalled
+from tenure.core.figures import FiguresQuery
 from tenure.core.fingerprint import fingerprint
 from tenure.core.job import JobDetail, LogLine, NewJob, Owner, Policy, Ref, StallTerms
 from tenure.core.lease import Lease
@@ -45,9 +46,11 @@ class FailingReads(MemoryStorage):
         await self._fail()
         return await super().get(refs)
 
-    async def survey(self, queues: Sequence[str] = (), *, faults: int = 0) -> Survey:
+    async def survey(
+        self, queues: Sequence[str] = (), *, faults: int = 0, figures: FiguresQuery | None = None
+    ) -> Survey:
         await self._fail()
-        return await super().survey(queues, faults=faults)
+        return await super().survey(queues, faults=faults, figures=figures)
 
     async def _fail(self) -> None:
         if self.trouble is None:

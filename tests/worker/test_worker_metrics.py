@@ -32,7 +32,7 @@ def test_runs_are_counted_with_the_next_call_without_an_answer() -> None:
 def test_an_outcome_counts_once_its_verdict_is_known(verdict: SettleVerdict, jobs: int, fenced: int) -> None:
     figures = MetricsRegistry()
     job = active()
-    WorkerMetrics(figures).answered([(job, settlement(Lease(job), Returned(b"3"), Random(1), took=0.5), verdict)])
+    WorkerMetrics(figures).answered([(job, settlement(Lease(job), Returned(b"3"), Random(1), took=0.5), verdict, 0.5)])
     totals = figures.totals()
 
     assert totals.get((JOBS.name, job.queue, job.task, "completed"), (0,)) == (jobs,)

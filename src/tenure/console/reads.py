@@ -1,7 +1,7 @@
 """The handlers of all reads, with their parameters and answers."""
 
 from collections.abc import AsyncGenerator, Awaitable, Iterable, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import TypeVar
 
 from msgspec import Struct, structs
@@ -28,6 +28,7 @@ from tenure.console.records import (
     AuditQuery,
     DeadGroupsQuery,
     EventsQuery,
+    FiguresParameters,
     JobEventsQuery,
     JobLogView,
     JobsQuery,
@@ -50,8 +51,9 @@ from tenure.console.records import (
 )
 from tenure.console.routes import ApiCall
 from tenure.core.backlog import Backlog, Thresholds
+from tenure.core.check import shown
 from tenure.core.document import decode_document
-from tenure.core.duration import Duration, duration, micros, moment
+from tenure.core.duration import Duration, duration, instant, micros, moment
 from tenure.core.events import AnyEvent
 from tenure.core.filter_text import JobConditions, NamePattern, exact_names, parse_filter
 from tenure.core.job import Ref
@@ -62,6 +64,7 @@ from tenure.health.assessment import Health, judged, state_of
 from tenure.ops.audit import ActsView, acts_view
 from tenure.ops.events import KINDS, EventsRead, events_after, shown_events, wanted_events
 from tenure.ops.examination import examine
+from tenure.ops.figures import FiguresView, figures_view
 from tenure.ops.job_list import JobsFound, job_row, selected_jobs, selection
 from tenure.ops.jobs import detail_of, reasons_of
 from tenure.ops.queue_stats import queue_stats
@@ -168,6 +171,21 @@ async def queue_statistics(call: ApiCall, query: StatsQuery) -> QueueStatsView:
     window = _span(query.window, "window")
     found, now = await _queue(call)
     return await queue_stats(call.access.storage, found, now=now, window=window, most=STATS_MOST, looks=LOOKS)
+
+
+async def figures(call: ApiCall, query: FiguresParameters) -> FiguresView:
+    """Show how many runs ended, how long jobs waited and how long runs took, in steps of time."""
+    found = await _survey(call)
+    wanted = _names(query.queue, "queue")
+    task = None if query.task is None else _name(query.task, "task", "query")
+    # A queue may have figures but no jobs any more.
+    queues = sorted(filter(call.user.sees, wanted) if wanted else _known(call, found).queues)
+    until = found.now if query.until is None else _instant(query.until, "until", found.now)
+    since, step = _instant(query.since, "since", found.now), micros(_span(query.step, "step"))
+    try:
+        return await figures_view(call.access.storage, queues, task=task, since=since, until=until, step=step)
+    except UsageError as error:
+        raise bad_parameter("invalid-parameter", "step", str(error)) from error
 
 
 async def tasks(call: ApiCall, query: Struct) -> TasksView:
@@ -475,6 +493,21 @@ def _span(text: Duration, field: str) -> timedelta:
         raise from_message(
             "invalid-parameter", str(error), errors=[ProblemPart(f"/query/{field}", str(error))]
         ) from error
+
+
+def _instant(text: str, field: str, now: int) -> int:
+    """Return an instant that is given as such, or as a time before `now`."""
+    try:
+        return now - micros(duration(text, field=field, zero=True))
+    except UsageError:
+        pass
+    try:
+        return instant(datetime.fromisoformat(text), field=field)
+    except (UsageError, ValueError) as error:
+        message = (
+            f"{field} = {shown(text)} is not an instant; give a time before now (6h), or one like 2026-05-03T10:00:00Z"
+        )
+        raise bad_parameter("invalid-parameter", field, message) from error
 
 
 def _invalid(field: str, value: str, known: list[str]) -> ProblemError:

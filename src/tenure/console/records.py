@@ -71,6 +71,20 @@ class StatsQuery(Struct, frozen=True, kw_only=True):
     window: Annotated[str, Meta(description="The time before now: `1h`.")] = "1h"
 
 
+class FiguresParameters(Struct, frozen=True, kw_only=True):
+    """The parameters of figures over time."""
+
+    queue: Annotated[tuple[str, ...], Meta(description="Only these queues, added up; all queues without.")] = ()
+    task: Annotated[
+        str | None, Meta(description="Only this task; `(others)`: the tasks of a queue beyond the first 200.")
+    ] = None
+    since: Annotated[
+        str, Meta(description="The begin: a time before now (`6h`) or an instant (`2026-05-03T10:00:00Z`).")
+    ] = "1h"
+    until: Annotated[str | None, Meta(description="The end, in the same way; now without it.")] = None
+    step: Annotated[str, Meta(description="The length of a step, in whole minutes: `1m`, `15m`, `6h`.")] = "1m"
+
+
 class TicksQuery(Struct, frozen=True, kw_only=True):
     """The parameters of a schedule's next ticks."""
 

@@ -7,6 +7,7 @@ from tenure.console.routes import Route, RouteTable
 from tenure.health.assessment import Health
 from tenure.ops.audit import ActsView
 from tenure.ops.events import EventsRead
+from tenure.ops.figures import FiguresView
 from tenure.ops.views import (
     DeadGroupsView,
     DeadGroupView,
@@ -39,6 +40,7 @@ TABLE = RouteTable(
             records.StatsQuery,
             ("unknown-queue",),
         ),
+        Route("GET", "/figures", "read", reads.figures, FiguresView, records.FiguresParameters),
         Route("GET", "/tasks", "read", reads.tasks, records.TasksView),
         Route("GET", "/tasks/{task}", "read", reads.task, records.TaskStatusView, problems=("unknown-task",)),
         Route(

@@ -112,12 +112,16 @@ class JobSuspected(JobEvent, frozen=True, kw_only=True):
 
 
 class JobRetried(JobEvent, frozen=True, kw_only=True):
-    """A run failed and the job will be tried again after `delay` seconds."""
+    """A run failed and the job will be tried again after `delay` seconds.
+
+    `waited`: seconds from the due time of the job to the start of this run.
+    """
 
     attempt: int
     next_attempt: int
     delay: float
     error: RecordedError | None = None
+    waited: float | None = None
 
     @property
     def due_at(self) -> datetime | None:
@@ -159,21 +163,27 @@ class JobStopIgnored(JobEvent, frozen=True, kw_only=True):
 class JobCompleted(JobEvent, frozen=True, kw_only=True):
     """A job completed with a result. `duration` in seconds; `result` is None above 4 KiB: read the record.
 
-    `cancel_too_late`: the job was asked to stop, but finished first.
+    `waited`: seconds from the due time of the job to the start of its last run. `cancel_too_late`: the job was asked to
+    stop, but finished first.
     """
 
     attempt: int
     duration: float = 0.0
     result: Any = None
     cancel_too_late: bool = False
+    waited: float | None = None
 
 
 class JobFailed(JobEvent, frozen=True, kw_only=True):
-    """A job failed permanently and is a dead letter now."""
+    """A job failed permanently and is a dead letter now.
+
+    `waited`: seconds from the due time of the job to the start of its last run.
+    """
 
     attempt: int
     reason: DeadReason | str
     error: RecordedError | None = None
+    waited: float | None = None
 
 
 class JobCancelled(JobEvent, frozen=True, kw_only=True):

@@ -324,6 +324,11 @@ class JobRecord(Struct, frozen=True, kw_only=True, gc=False):
         return self.failures + 1
 
     @property
+    def waited(self) -> int | None:
+        """Of an active job, how many microseconds lay between its due time and its start; None if it has no start."""
+        return None if self.started is None else max(0, self.started - self.run_at)
+
+    @property
     def unreadable(self) -> str | None:
         """The fields of the record that could not be read, and why; None if all could.
 

@@ -16,11 +16,15 @@ from tenure.core.events import (
     JobRetried,
     JobStalled,
 )
+from tenure.core.figures import STALLED
 from tenure.core.fingerprint import fingerprint
 from tenure.core.job import JobRecord, Ref
 from tenure.core.lease import Lease
 from tenure.core.lifecycle import State
 from tenure.core.outcome import Cancelled, Interrupted, Outcome, RateLimitHit, Stalled
+
+RELEASED = "released"
+"""The outcome of a run whose job was put back without a charge."""
 
 
 class Settlement(Struct, frozen=True, gc=False):
@@ -50,6 +54,20 @@ def settlement(lease: Lease, outcome: Outcome, rng: Random, *, took: float = 0.0
         _events(job, outcome, decision, took=took),
         outcome.retry_after or None if isinstance(outcome, RateLimitHit) else None,
     )
+
+
+def outcome_of(settlement: Settlement) -> str:
+    """Return the outcome that a settlement is counted as."""
+    match settlement.decision:
+        case Finish():
+            # A third of the time that `value` takes.
+            return str(settlement.decision.state)
+        case PutBack(charge="failures"):
+            return "retried"
+        case PutBack(charge="stalls"):
+            return STALLED
+        case PutBack():
+            return RELEASED
 
 
 def uses_queue_retention(settlement: Settlement) -> bool:
@@ -104,6 +122,7 @@ def handed_back(job: JobRecord) -> Settlement:
 
 
 def _events(job: JobRecord, outcome: Outcome, decision: Decision, *, took: float) -> tuple[JobEvent, ...]:
+    waited = None if job.waited is None else job.waited / 1_000_000
     if isinstance(decision, Finish) and decision.state is State.COMPLETED:
         result = decision.result
         return (
@@ -115,6 +134,7 @@ def _events(job: JobRecord, outcome: Outcome, decision: Decision, *, took: float
                 attempt=job.attempt,
                 duration=took,
                 result=result if result is not None and len(result) <= RESULT_SHOWN else None,
+                waited=waited,
             ),
         )
     events: list[JobEvent] = []
@@ -146,6 +166,7 @@ def _events(job: JobRecord, outcome: Outcome, decision: Decision, *, took: float
                     attempt=job.attempt,
                     reason=reason or "exhausted",
                     error=error,
+                    waited=waited,
                 )
             )
         case PutBack(charge="failures", after=after, error=error):
@@ -159,6 +180,7 @@ def _events(job: JobRecord, outcome: Outcome, decision: Decision, *, took: float
                     next_attempt=job.attempt + 1,
                     delay=after / 1_000_000,
                     error=error,
+                    waited=waited,
                 )
             )
         case PutBack(charge="releases", after=after, reason=reason):

@@ -16,12 +16,13 @@ from msgspec import Struct, field, structs
 from tenure.core.decision import WORKER_DIED
 from tenure.core.duration import duration_text
 from tenure.core.events import JobStalled
-from tenure.core.job import JobDetail, Owner, RecordedError, Ref, RunRecord, StallReason, unreadable_record
+from tenure.core.job import JobDetail, JobRecord, Owner, RecordedError, Ref, RunRecord, StallReason, unreadable_record
 from tenure.core.outcome import Cancelled, Interrupted, Outcome, Raised, Stalled, StopCode, TimedOut, Unreadable
 from tenure.core.postmortem import Ending, Workplace, post_mortem, ran_for, seconds, stall_cause
-from tenure.core.settlement import Settlement, settlement
-from tenure.metrics import STALLED, MetricsRegistry
-from tenure.storage.protocol import SETTLE_LIMIT, StalledLease, Storage, WorkerSurvey
+from tenure.core.settlement import Settlement, outcome_of, settlement
+from tenure.errors import StorageError
+from tenure.metrics import STALLED, FiguresCounter, MetricsRegistry
+from tenure.storage.protocol import SETTLE_LIMIT, RenewRequest, StalledLease, Storage, WorkerSurvey
 
 FREE_DEATHS = 3
 """The number of worker deaths in a row for which an isolated run is not charged; the next one is a stall."""
@@ -106,25 +107,42 @@ async def settle_stalled(
     """
     records = await _seen(storage, stalled, workers=evidence is None, within=within)
     settlements: list[Settlement] = []
-    length, answered = 0, True
+    length, answered, figures = 0, True, FiguresCounter()
+    jobs = {stalled_run.lease.ref: stalled_run.lease.job for stalled_run in stalled}
     for stalled_run in stalled:
         outcome = _outcome(stalled_run, records, evidence, max_block)
         settlements.append(settlement(stalled_run.lease, outcome, rng))
         length += _length(outcome)
         if len(settlements) == SETTLE_LIMIT or length > WRITE_LIMIT:
-            answered &= await _send(storage, owner, settlements, metrics)
+            answered &= await _send(storage, owner, settlements, jobs, figures, metrics)
             settlements, length = [], 0
     if settlements:
-        answered &= await _send(storage, owner, settlements, metrics)
+        answered &= await _send(storage, owner, settlements, jobs, figures, metrics)
+    await _send_figures(storage, owner, figures, within=within)
     return answered
 
 
+async def _send_figures(storage: Storage, owner: Owner, figures: FiguresCounter, *, within: float) -> None:
+    """Add the settled runs to the figures. These may be lost, and must not delay what follows."""
+    with contextlib.suppress(StorageError, TimeoutError):
+        async with asyncio.timeout(within):
+            while (counted := figures.take()) is not None:
+                await storage.renew(RenewRequest(owner, events=(counted,)))
+
+
 async def _send(
-    storage: Storage, owner: Owner, settlements: Sequence[Settlement], metrics: MetricsRegistry | None
+    storage: Storage,
+    owner: Owner,
+    settlements: Sequence[Settlement],
+    jobs: Mapping[Ref, JobRecord],
+    figures: FiguresCounter,
+    metrics: MetricsRegistry | None,
 ) -> bool:
     answer = await storage.exchange(owner, settlements)
     done = {(verdict.ref, verdict.fence) for verdict in answer.verdicts if verdict.verdict == "done"}
     for sent in settlements:
+        if (sent.ref, sent.fence) in done:
+            figures.count([(jobs[sent.ref], sent, outcome_of(sent), 0.0)])
         for event in sent.events:
             if metrics is not None and isinstance(event, JobStalled) and (sent.ref, sent.fence) in done:
                 metrics.count(STALLED, event.task, event.reason)

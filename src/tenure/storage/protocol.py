@@ -15,6 +15,7 @@ from msgspec import Struct
 from tenure.core.audit import ACTS_KEPT, OperatorAct
 from tenure.core.deduplication import EnqueueAction
 from tenure.core.events import AnyEvent, Event, OnRequest
+from tenure.core.figures import FiguresCell, FiguresDelta, FiguresQuery
 from tenure.core.fingerprint import FaultSurvey
 from tenure.core.job import JobDetail, JobRecord, NewJob, Owner, RateKey, Ref, StallReason, StallSetting
 from tenure.core.lane import Lane
@@ -39,6 +40,9 @@ EXPIRE_LIMIT = 200
 TRIM_LIMIT = 500
 WINDOW_LIMIT = 5_000
 """How many expired key windows one sweep deletes. They are small, and there may be one per job."""
+
+FIGURES_LIMIT = 5_000
+"""How many cells of figures one sweep deletes, of minutes and of hours each."""
 
 PASSED_LIMIT = 5_000
 """How many unused rates and tenants one sweep deletes. They are as small as windows."""
@@ -223,12 +227,13 @@ class WorkerInfo(Struct, frozen=True):
 
 
 class RenewRequest(Struct, frozen=True):
-    """One renewal of all leases of an owner, with the events that its process reports."""
+    """One renewal of all leases of an owner, with the events, and the deltas of figures, that its process reports."""
 
     owner: Owner
     renewals: tuple[LeaseRenewal, ...] = ()
     worker: WorkerInfo | None = None
-    events: tuple[Event, ...] = ()
+    events: tuple[Event | FiguresDelta, ...] = ()
+    """A delta is not recorded as an event but added to the figures. It has a number of its own among the events."""
     last: bool = False
     """The owner signs off: the storage deletes its worker record with this beat."""
     guarding: bool = False
@@ -690,7 +695,8 @@ class Survey(Struct, frozen=True, kw_only=True):
     """Statistics of the whole storage; `now` is its clock, `swept_ago` the microseconds since a leader last swept.
 
     `task_rates`: by task name, the rates that are set in place of the tasks' own rates. `faults`: if requested, the
-    faults of these queues, the one with the most failed jobs first.
+    faults of these queues, the one with the most failed jobs first. `figures`: if requested, the cells of these queues,
+    ordered by queue and start; a minute or hour in which nothing was counted has no cell.
     """
 
     queues: tuple[QueueSurvey, ...] = ()
@@ -700,6 +706,7 @@ class Survey(Struct, frozen=True, kw_only=True):
     leaders: tuple[Term, ...] = ()
     schedules: tuple[Schedule, ...] = ()
     faults: tuple[FaultSurvey, ...] = ()
+    figures: tuple[FiguresCell, ...] = ()
     swept_ago: int | None = None
     now: int = 0
 
@@ -846,11 +853,12 @@ class Storage(Protocol):
         renewal says that the run is exclusive. A suspicion ends only if the new lease end lies ahead. A renewal of a
         run that the owner no longer holds is refused and recorded (`RunFenced`).
 
-        The beat's events are recorded unchanged. A log line or an event that was received before, by its number, is
-        skipped, and so are data with a number that is not higher than that of the stored data. At most 500 renewals a
-        call. The request's lanes hand back runs as a claim's lane does, but the runs of a call that is still under way
-        stay. A partition that has lost its identity gets it back from the owner's `seen` if only the identity is
-        missing, and gets a new one if all data is lost.
+        The beat's events are recorded unchanged. A delta is added to the figures of the current minute and hour: to
+        the cells of its tasks, and to the cell of each queue. A log line, an event or a delta that was received before,
+        by its number, is skipped, and so are data with a number that is not higher than that of the stored data. At
+        most 500 renewals a call. The request's lanes hand back runs as a claim's lane does, but the runs of a call that
+        is still under way stay. A partition that has lost its identity gets it back from the owner's `seen` if only the
+        identity is missing, and gets a new one if all data is lost.
         """
         ...
 
@@ -859,8 +867,8 @@ class Storage(Protocol):
 
         In this order: reclaim jobs whose owner died or whose grace is over; mark expired leases as suspect; expire jobs
         that are too old to start; promote jobs that fell due; release parked jobs that have room; redrive by rule;
-        trim. The record's own state guards each step, so two leaders do no harm. A chore that fails does not prevent
-        the others.
+        trim jobs, events and figures. The record's own state guards each step, so two leaders do no harm. A chore that
+        fails does not prevent the others.
         """
         ...
 
@@ -933,10 +941,13 @@ class Storage(Protocol):
         """Return the tasks that workers have published, by name: those named, or all of them without their schemas."""
         ...
 
-    async def survey(self, queues: Sequence[str] = (), *, faults: int = 0) -> Survey:
+    async def survey(
+        self, queues: Sequence[str] = (), *, faults: int = 0, figures: FiguresQuery | None = None
+    ) -> Survey:
         """Return job counts, queues and workers, computed from counters; this works without any worker.
 
-        `faults`: also return up to this many faults of these queues, those with the most failed jobs.
+        `faults`: also return up to this many faults of these queues, those with the most failed jobs. `figures`: also
+        return these cells of these queues.
         """
         ...
 

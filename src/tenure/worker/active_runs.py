@@ -126,6 +126,8 @@ class ActiveRun:
     """Microseconds of silence when the run was stopped for that."""
     expired: bool = False
     """True if the run has passed its timeout."""
+    took: float = 0.0
+    """Its seconds, once it is over; 0 if they say nothing, because it did not begin or was cut off."""
     over: bool = False
     """True if the run has an outcome, even if it was handed back while its handler goes on."""
     trusted_until: float = 0.0

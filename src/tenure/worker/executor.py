@@ -607,6 +607,7 @@ class Executor:
             run.context.over = True
             if self._guard.cancelled or run.context.misuse is not None:
                 outcome = self._corrected(run, outcome)
+        run.took = took
         self._metrics.ran(run.lease.job, took)
         if took:
             self._prefetch.ran(took)
@@ -634,7 +635,7 @@ class Executor:
         job = run.lease.job
         completed = Returned(b"")
         entry = settlement(run.lease, completed, self._rng, took=took)
-        self._metrics.answered([(job, entry, "done")])
+        self._metrics.answered([(job, entry, "done", took)])
         if self._job_logger.isEnabledFor(logging.INFO):
             log_end(self._job_logger, run, entry, completed, took)
         match outcome:

@@ -19,6 +19,7 @@ from msgspec import structs
 from tenure.clock import SECOND
 from tenure.core.events import Event
 from tenure.core.exponential_delay import ExponentialDelay
+from tenure.core.figures import FiguresDelta
 from tenure.core.lane import Lane
 from tenure.core.lease import answer_limit
 from tenure.core.partition import PartitionState
@@ -82,9 +83,9 @@ class Keeper:
         self._traces = Traces()
         self._given_up = given_up
         self._lanes = lanes
-        self._announcements: deque[Event] = deque()
+        self._announcements: deque[Event | FiguresDelta] = deque()
         self._recorded = 0
-        """The number of events that the storage has recorded."""
+        """The number of events, and deltas of figures, that the storage has recorded."""
         self._last_beat = -math.inf
         self._partitions_read_at = -math.inf
         """The uptime of the last answered beat that asked for the state of the partitions."""
@@ -106,7 +107,7 @@ class Keeper:
     @property
     def unrecorded(self) -> int:
         """The number of events that wait for a beat."""
-        return len(self._announcements)
+        return sum(not isinstance(event, FiguresDelta) for event in list(self._announcements))
 
     async def run(self) -> None:
         """Beat until cancelled, or until the worker that this keeper beats for has ended."""
@@ -163,16 +164,28 @@ class Keeper:
             hints.close()
 
     async def last_beat(self) -> None:
-        """Send the last beat: it deletes the worker's record and records its last events."""
+        """Send the last beat: it deletes the worker's record and records its last events.
+
+        Figures come with a beat of their own before it: without the worker's record, a storage cannot tell that it has
+        received them before.
+        """
         events = self._announced()
+        while any(isinstance(event, FiguresDelta) for event in events):
+            await self._record(events, worker=self._info())
+            events = self._announced()
+        await self._record(events, last=True)
+
+    async def _record(
+        self, events: tuple[Event | FiguresDelta, ...], *, worker: WorkerInfo | None = None, last: bool = False
+    ) -> None:
+        """Send a beat without renewals."""
+        beat = RenewRequest(self._owner, (), worker, events, last, first_event=self._recorded + 1, lanes=self._lanes())
         try:
-            beat = RenewRequest(
-                self._owner, events=events, last=True, first_event=self._recorded + 1, lanes=self._lanes()
-            )
             await self._storage.renew(beat)
         except BaseException:
             self._announcements.extendleft(reversed(events))
             raise
+        self._recorded += len(events)
 
     async def _renew(self, runs: list[ActiveRun], *, asked_at: float, reports: list[ActiveRun] | None = None) -> None:
         """Beat, or only send the reports of some runs."""
@@ -183,7 +196,7 @@ class Keeper:
             due = [run for run in runs if self._needs_renewal(run, asked_at, every)]
             events = self._announced()
         elif reports:
-            due, events = reports, ()
+            due, events = reports, tuple[Event | FiguresDelta, ...]()
         else:
             return
         sent: list[PendingRenewal] = []
@@ -277,9 +290,14 @@ class Keeper:
         finally:
             self._metrics.called("renew", self._clock.uptime() - asked_at)
 
-    def _announced(self) -> tuple[Event, ...]:
+    def _announced(self) -> tuple[Event | FiguresDelta, ...]:
         # The main loop may add events at the same time. A deque is safe for this.
-        return tuple(self._announcements.popleft() for _ in range(len(self._announcements)))
+        events = [self._announcements.popleft() for _ in range(len(self._announcements))]
+        # A delta that was not answered is sent again under its number, so nothing is added to it meanwhile.
+        if not any(isinstance(event, FiguresDelta) for event in events):
+            delta = self._metrics.figures.take()
+            events += [] if delta is None else [delta]
+        return tuple(events)
 
     def _needs_renewal(self, run: ActiveRun, now: float, every: float) -> bool:
         if run.stop == "lost":

@@ -72,13 +72,13 @@ class Outcomes:
     def apply(self, verdicts: Sequence[SettlementResult]) -> None:
         """Release the runs that the storage has given a verdict on."""
         keys = [(verdict.ref, verdict.fence) for verdict in verdicts]
-        answered: list[tuple[JobRecord, Settlement, SettleVerdict]] = []
+        answered: list[tuple[JobRecord, Settlement, SettleVerdict, float]] = []
         for key, run, verdict in zip(keys, self._active_runs.drop_all(keys), verdicts, strict=True):
             entry = self._sent.pop(key, None)
             if self._refused:
                 self._refused.pop(key, None)
             if run is not None and entry is not None:
-                answered.append((run.lease.job, entry, verdict.verdict))
+                answered.append((run.lease.job, entry, verdict.verdict, run.took))
             if verdict.verdict == "lost":
                 self._logger.warning(
                     "job %s: its run under fence %d was taken over by another run; its outcome was refused",

@@ -4,11 +4,10 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 
 from tenure.clock import SECOND
-from tenure.core.decision import Finish, PutBack
 from tenure.core.job import JobRecord
 from tenure.core.lease import Lease
-from tenure.core.settlement import Settlement
-from tenure.metrics import DURATION, FENCED, JOBS, RENEWALS, STALLED, STORAGE_OP, WAIT, MetricsRegistry
+from tenure.core.settlement import Settlement, outcome_of
+from tenure.metrics import DURATION, FENCED, JOBS, RENEWALS, STALLED, STORAGE_OP, WAIT, FiguresCounter, MetricsRegistry
 from tenure.storage.protocol import SettleVerdict
 
 
@@ -17,6 +16,8 @@ class WorkerMetrics:
 
     def __init__(self, registry: MetricsRegistry) -> None:
         self._registry = registry
+        self.figures = FiguresCounter()
+        """The figures that no beat has sent yet."""
         self._took: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
         """The seconds of runs that are not counted yet. Only the worker's loop uses it."""
 
@@ -36,16 +37,23 @@ class WorkerMetrics:
         if took:
             self._took[job.queue, job.task].append(took)
 
-    def answered(self, answered: Iterable[tuple[JobRecord, Settlement, SettleVerdict]]) -> None:
-        """Count the storage's verdicts on settlements. A duplicate is a settlement whose first answer was lost."""
+    def answered(self, answered: Iterable[tuple[JobRecord, Settlement, SettleVerdict, float]]) -> None:
+        """Count the storage's verdicts on settlements, each with the run's seconds; 0 if they say nothing.
+
+        A duplicate is a settlement whose first answer was lost.
+        """
         settled: Counter[tuple[str, str, str]] = Counter()
-        for job, settlement, verdict in answered:
+        runs: list[tuple[JobRecord, Settlement, str, float]] = []
+        for job, settlement, verdict, took in answered:
             if verdict == "lost":
                 self._registry.count(FENCED, "settle")
             elif verdict != "gone":
-                settled[job.queue, job.task, _outcome(settlement)] += 1
+                outcome = outcome_of(settlement)
+                settled[job.queue, job.task, outcome] += 1
+                runs.append((job, settlement, outcome, took))
                 if settlement.decision.charge == "stalls":
                     self._registry.count(STALLED, job.task, settlement.ended.reason or "process_died")
+        self.figures.count(runs)
         for labels, count in settled.items():
             self._registry.count(JOBS, *labels, by=count)
 
@@ -63,16 +71,3 @@ class WorkerMetrics:
             self._registry.observe(DURATION, values, *labels)
         self._took.clear()
         self._registry.observe(STORAGE_OP, (took,), op)
-
-
-def _outcome(settlement: Settlement) -> str:
-    match settlement.decision:
-        case Finish():
-            # A third of the time that `value` takes.
-            return str(settlement.decision.state)
-        case PutBack(charge="failures"):
-            return "retried"
-        case PutBack(charge="stalls"):
-            return "stalled"
-        case PutBack():
-            return "released"

@@ -25,6 +25,7 @@ from msgspec import structs
 from tenure.clock import SECOND
 from tenure.core.audit import ACTS_KEPT, OperatorAct
 from tenure.core.events import AnyEvent, Event, EventsTrimmed, OnRequest, WorkerStarted
+from tenure.core.figures import HOUR, FiguresDelta, FiguresQuery, TaskCounts, end_of
 from tenure.core.fingerprint import fingerprint
 from tenure.core.job import (
     CollectKey,
@@ -637,9 +638,10 @@ class StorageMachine(RuleBasedStateMachine):
         by = _owner(Lease(active[holder % len(active)])) if active else OWNERS[holder % len(OWNERS)]
         renewals = [template.of(Lease(job)) for job in active if template is not None and job.owner == by.id]
         renewals += [sign.of(self.leases[-1 - position]) for position, sign in others if position < len(self.leases)]
-        events: tuple[Event, ...] = ()
+        events: tuple[Event | FiguresDelta, ...] = ()
         if announced:
-            events = (WorkerStarted(owner=by.id, host=by.host, pid=by.pid, queues=QUEUES, concurrency=3),)
+            delta = FiguresDelta((TaskCounts("a", "t", end_of("failed")), TaskCounts("b", "u", end_of("completed"))))
+            events = (WorkerStarted(owner=by.id, host=by.host, pid=by.pid, queues=QUEUES, concurrency=3), delta)
         beat = RenewRequest(by, tuple(renewals), info, events, last=last, lanes=self._over(by) if over else ())
         self._check_equal(self.model.renew(beat), self.storage.renew(beat))
         return self._add_leases(leases)
@@ -774,8 +776,10 @@ class StorageMachine(RuleBasedStateMachine):
 
     @invariant()
     def the_survey_is_the_same(self) -> None:
-        """The storage has the model's counters."""
-        self._check_equal(self.model.survey(faults=3), self.storage.survey(faults=3))
+        """The storage has the model's counters and figures."""
+        now = self.clock.now()
+        figures = FiguresQuery(since=now - 2 * HOUR, until=now + 1)
+        self._check_equal(self.model.survey((), 3, figures), self.storage.survey(faults=3, figures=figures))
 
     @invariant()
     def the_listing_is_the_same(self) -> None:

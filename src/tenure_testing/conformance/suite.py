@@ -11,6 +11,7 @@ from tenure_testing.conformance.due_order import DueOrderConformance
 from tenure_testing.conformance.enqueue import EnqueueConformance
 from tenure_testing.conformance.events import EventsConformance
 from tenure_testing.conformance.exchange import ClaimConformance, SettleConformance
+from tenure_testing.conformance.figures import FiguresConformance
 from tenure_testing.conformance.limits import LimitsConformance
 from tenure_testing.conformance.many_queues import ManyQueuesConformance
 from tenure_testing.conformance.moves import MovesConformance
@@ -58,6 +59,7 @@ class StorageConformance(
     LimitsConformance,
     RetentionConformance,
     DeadLettersConformance,
+    FiguresConformance,
     TuneConformance,
     ActsConformance,
     PauseConformance,

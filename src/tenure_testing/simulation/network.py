@@ -15,6 +15,7 @@ from random import Random
 from typing import Any, Generic, Literal, Protocol, Self, TypeVar, cast
 
 from tenure.core.audit import ACTS_KEPT, OperatorAct
+from tenure.core.figures import FiguresQuery
 from tenure.core.job import JobDetail, NewJob, Owner, Ref
 from tenure.core.lane import Lane
 from tenure.core.leadership import Term
@@ -341,9 +342,15 @@ class SimNet:
         """See `Storage.find`."""
         return await self._ask("find", (query,), lambda: self._server.storage.find(query))
 
-    async def survey(self, queues: Sequence[str] = (), *, faults: int = 0) -> Survey:
+    async def survey(
+        self, queues: Sequence[str] = (), *, faults: int = 0, figures: FiguresQuery | None = None
+    ) -> Survey:
         """See `Storage.survey`."""
-        return await self._ask("survey", (queues, faults), lambda: self._server.storage.survey(queues, faults=faults))
+        return await self._ask(
+            "survey",
+            (queues, faults, figures),
+            lambda: self._server.storage.survey(queues, faults=faults, figures=figures),
+        )
 
     async def events(
         self,

@@ -25,6 +25,7 @@ from tenure.core.events import (
     QueuePaused,
     QueueResumed,
 )
+from tenure.core.figures import FiguresDelta, FiguresQuery, TaskCounts, end_of
 from tenure.core.job import (
     CollectKey,
     DebounceKey,
@@ -404,11 +405,13 @@ class Model(ScheduleStore):
         known = self._workers.get(beat.owner.id)
         announced = known.announced if known else 0
         for number, event in enumerate(beat.events, beat.first_event or 0):
-            if beat.first_event is None:
+            if beat.first_event is not None and number <= announced:
+                continue
+            announced = announced if beat.first_event is None else number
+            if isinstance(event, FiguresDelta):
+                self._figures.add(event.counted, now)
+            else:
                 self._record(event, now)
-            elif number > announced:
-                self._record(event, now)
-                announced = number
         if beat.last:
             self._delete_worker(beat.owner.id)
         elif beat.worker is not None:
@@ -505,6 +508,7 @@ class Model(ScheduleStore):
         }
         self._delete_old_workers(now)
         self._forget_windows(now)
+        self._figures.trim(now)
         self._indexes.drop_outdated(now)
         self._swept_at = now
         due, next_tick = self.due_schedules(now)
@@ -788,6 +792,7 @@ class Model(ScheduleStore):
                 reason=request.reason,
             ),
         )
+        self._figures.add([TaskCounts(job.queue, job.task, end_of("cancelled"))], now)
         self._record(
             JobCancelled(
                 queue=job.queue,
@@ -904,8 +909,8 @@ class Model(ScheduleStore):
         end = page[-1][0] if len(found) > len(page) else looked[-1][0] if len(order) > len(looked) else None
         return Page(tuple(self._with_calls(job.ref) for _, job in page), None if end is None else str(end))
 
-    def survey(self, queues: Sequence[str] = (), faults: int = 0) -> Survey:
-        """Return job counts, queues, workers, and the most frequent faults."""
+    def survey(self, queues: Sequence[str] = (), faults: int = 0, figures: FiguresQuery | None = None) -> Survey:
+        """Return job counts, queues, workers, the most frequent faults, and figures."""
         now = self._clock.now()
         counts: defaultdict[str, defaultdict[State, int]] = defaultdict(lambda: defaultdict(int))
         for job in self._jobs.values():
@@ -957,6 +962,7 @@ class Model(ScheduleStore):
             ),
             schedules=tuple(self._schedules[name] for name in sorted(self._schedules)),
             faults=faults_of(self._jobs.values(), names, faults),
+            figures=() if figures is None else self._figures.read(names, figures, now),
             leaders=(self._term[0],) if self._term is not None and self._term[1] > now else (),
             swept_ago=now - self._swept_at if self._swept_at is not None else None,
             now=now,

@@ -4,11 +4,13 @@ from collections.abc import Mapping
 
 from tenure.clock import Clock
 from tenure.core.events import Event, JobEvent, QueueDrained, name_of
+from tenure.core.figures import TaskCounts, end_of
 from tenure.core.job import JobRecord, LogLine, LogPosition, RateKey, Ref, RunRecord
 from tenure.core.lifecycle import State
 from tenure.core.transition import expired, expiry
 from tenure.errors import StorageMovedError
 from tenure.storage.memory.event_log import EventLog
+from tenure.storage.memory.figures import FiguresStore
 from tenure.storage.memory.job_indexes import JobIndexes
 from tenure.storage.protocol import EVENTS_TOPIC, Settings, Target, job_topic, queue_topic
 
@@ -32,6 +34,7 @@ class ModelState:
         """For each job, how far its log has got."""
         self._settings: dict[Target, Settings] = {}
         self._event_log = EventLog()
+        self._figures = FiguresStore()
 
     @property
     def records(self) -> Mapping[Ref, JobRecord]:
@@ -53,6 +56,7 @@ class ModelState:
         else:
             self._replace(job, expired(job, now))
         self._record(expiry(job, now), now)
+        self._figures.add([TaskCounts(job.queue, job.task, end_of("expired"))], now)
         self._record_if_drained(job.queue, now)
         self.notified.append(job_topic(job.ref))
 

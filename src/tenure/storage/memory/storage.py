@@ -6,6 +6,7 @@ from typing import TypeVar
 
 from tenure.clock import Clock, SystemClock
 from tenure.core.audit import ACTS_KEPT, OperatorAct
+from tenure.core.figures import FiguresQuery
 from tenure.core.job import JobDetail, NewJob, Owner, Ref
 from tenure.core.leadership import Term
 from tenure.core.move import MoveBatch, MoveReceipt
@@ -134,9 +135,11 @@ class MemoryStorage:
         """See `Storage.find`."""
         return self._step(lambda: self.model.find(query))
 
-    async def survey(self, queues: Sequence[str] = (), *, faults: int = 0) -> Survey:
+    async def survey(
+        self, queues: Sequence[str] = (), *, faults: int = 0, figures: FiguresQuery | None = None
+    ) -> Survey:
         """See `Storage.survey`."""
-        return self._step(lambda: self.model.survey(queues, faults))
+        return self._step(lambda: self.model.survey(queues, faults, figures))
 
     async def events(
         self,

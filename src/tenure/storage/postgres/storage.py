@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from tenure.clock import Clock, SystemClock
 from tenure.core.audit import ACTS_KEPT, OperatorAct
+from tenure.core.figures import FiguresQuery
 from tenure.core.job import JobDetail, NewJob, Owner, Ref
 from tenure.core.leadership import Term
 from tenure.core.move import MoveBatch, MoveReceipt
@@ -286,12 +287,14 @@ class PostgresStorage:
             await self.absorb()
         return await self._reading.read(lambda tx: reading.find(tx, query))
 
-    async def survey(self, queues: Sequence[str] = (), *, faults: int = 0) -> Survey:
+    async def survey(
+        self, queues: Sequence[str] = (), *, faults: int = 0, figures: FiguresQuery | None = None
+    ) -> Survey:
         """See `Storage.survey`."""
         await self._require_open()
         if await self._reading.read(_calls_wait):
             await self.absorb()
-        return await self._reading.read(lambda tx: reading.survey(tx, queues, faults))
+        return await self._reading.read(lambda tx: reading.survey(tx, queues, faults, figures))
 
     async def events(
         self,

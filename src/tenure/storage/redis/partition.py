@@ -14,6 +14,7 @@ from msgspec import structs
 
 from tenure.clock import Clock
 from tenure.core.audit import ACTS_KEPT, OperatorAct
+from tenure.core.figures import FiguresCell, FiguresQuery
 from tenure.core.fingerprint import FaultSurvey, by_frequency
 from tenure.core.job import JobDetail, JobRecord, NewJob, Owner, Ref
 from tenure.core.leadership import Term
@@ -59,6 +60,7 @@ from tenure.storage.redis.claim_numbers import SCRIPTS, EncodedLane, PartitionLa
 from tenure.storage.redis.connections import UnconfirmedError
 from tenure.storage.redis.exchange import BEGIN as FIRST
 from tenure.storage.redis.exchange import decode_enqueue, decode_exchange, encode_enqueue, encode_exchange, first_batch
+from tenure.storage.redis.figures import RANGES_AT_ONCE, decode_figures, encode_figures, ranges_of
 from tenure.storage.redis.keytypes import WRONG_TYPE
 from tenure.storage.redis.moves import decode_receive, encode_receive
 from tenure.storage.redis.published_tasks import decode_all_published, encode_publish, encode_published
@@ -438,9 +440,23 @@ class Partition:
             if not names and more is None:
                 return first, bound
 
-    async def survey(self, queues: Sequence[str] = (), *, faults: int = 0) -> Survey:
+    async def survey(
+        self, queues: Sequence[str] = (), *, faults: int = 0, figures: FiguresQuery | None = None
+    ) -> Survey:
         """See `Storage.survey`."""
-        return await self.surveyed(queues or None, faults)
+        found = await self.surveyed(queues or None, faults)
+        if figures is None:
+            return found
+        cells = await self.figures([queue.queue for queue in found.queues], figures, found.now)
+        return structs.replace(found, figures=tuple(sorted(cells)))
+
+    async def figures(self, queues: Sequence[str], query: FiguresQuery, now: int) -> list[FiguresCell]:
+        """Return the cells of these queues that the partition has."""
+        ranges, found = ranges_of(queues, query, now), list[FiguresCell]()
+        for start in range(0, len(ranges), RANGES_AT_ONCE):
+            some = ranges[start : start + RANGES_AT_ONCE]
+            found += decode_figures(await self._call("survey", encode_figures(query, some)), query, some)
+        return found
 
     async def surveyed(self, queues: Sequence[str] | None, faults: int) -> Survey:
         """Return a survey of these queues, which may be none; None means all queues."""

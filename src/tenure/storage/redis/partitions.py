@@ -18,6 +18,7 @@ from msgspec import structs
 
 from tenure.clock import SECOND
 from tenure.core.audit import ACTS_KEPT, OperatorAct
+from tenure.core.figures import FiguresQuery, summed
 from tenure.core.job import JobDetail, JobRecord, NewJob, Owner, Ref
 from tenure.core.lane import Lane
 from tenure.core.leadership import Term
@@ -342,7 +343,9 @@ class Partitions:
         jobs = sorted((one for some, _ in found for one in some), key=itemgetter(0))
         return page_of_due(jobs, query.limit, min((bound for _, bound in found if bound is not None), default=None))
 
-    async def survey(self, queues: Sequence[str] = (), *, faults: int = 0) -> Survey:
+    async def survey(
+        self, queues: Sequence[str] = (), *, faults: int = 0, figures: FiguresQuery | None = None
+    ) -> Survey:
         """See `Storage.survey`: if queues are named, a partition that holds none of them may be unreachable."""
         named = self._queues_by_partition(queues)
         outcomes = await _outcomes(
@@ -359,7 +362,14 @@ class Partitions:
             away = queues and partition not in named and isinstance(outcome, StorageUnavailableError)
             if isinstance(outcome, BaseException) and not away:
                 raise outcome
-        return merge_surveys(_answers(outcomes), faults)
+        found = merge_surveys(_answers(outcomes), faults)
+        if figures is None:
+            return found
+        # A delta is counted where its worker is known, so each partition may have cells of each queue.
+        ask = partial(Partition.figures, query=figures, now=found.now)
+        names = [queue.queue for queue in found.queues]
+        cells = await _all([self._call(part, partial(ask, part), names) for part in self._partitions])
+        return structs.replace(found, figures=summed(cell for some in cells for cell in some))
 
     async def events(
         self, cursor: str | None = None, *, limit: int = 100, reader: EventReader | None = None, ref: Ref | None = None

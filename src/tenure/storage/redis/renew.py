@@ -8,6 +8,7 @@ from msgspec import Struct
 
 from tenure.clock import entropy
 from tenure.core.events import Event, JobEvent
+from tenure.core.figures import FiguresDelta, TaskCounts
 from tenure.core.job import Owner, Ref
 from tenure.core.partition import IDENTITY_LOST, PartitionState
 from tenure.storage.protocol import CancelRequest, LeaseRenewal, RenewRequest, RenewResult, WorkerInfo
@@ -54,10 +55,11 @@ class EncodedRenewal(Struct, omit_defaults=True, kw_only=True):
 
 
 class EncodedBeatEvent(Struct, omit_defaults=True):
-    """An event of a beat: the place of its body among the arguments, and its job."""
+    """An event of a beat: the place of its body among the arguments, and its job; or what a delta has counted."""
 
-    body: int
+    body: int = 0
     ref: str | None = None
+    counted: tuple[TaskCounts, ...] | None = None
 
 
 class EncodedSeen(Struct, omit_defaults=True):
@@ -185,7 +187,9 @@ def _encode_renewal(renewal: LeaseRenewal, encoder: RequestEncoder) -> EncodedRe
     )
 
 
-def _encode_event(event: Event, encoder: RequestEncoder) -> EncodedBeatEvent:
+def _encode_event(event: Event | FiguresDelta, encoder: RequestEncoder) -> EncodedBeatEvent:
+    if isinstance(event, FiguresDelta):
+        return EncodedBeatEvent(counted=event.counted)
     ref = encode_ref(Ref(event.queue, event.id)) if isinstance(event, JobEvent) else None
     return EncodedBeatEvent(encoder.put(_encode(event)), ref)
 

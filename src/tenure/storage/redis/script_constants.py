@@ -3,12 +3,14 @@
 from collections.abc import Mapping
 
 from tenure.core.deduplication import GATHERED_LIMIT
+from tenure.core.figures import LENGTH, OTHERS, OUTCOMES, TASKS_KEPT
 from tenure.core.fingerprint import NEWEST
 from tenure.core.lease import REAPER_LEASE
 from tenure.core.published import PUBLISHED_KEPT, PUBLISHED_MOST, RENEWED_WITHIN
 from tenure.core.retention import EVENTS_KEPT, KEPT, TRIM_BATCH, KeepRule
 from tenure.core.schedule import AHEAD
 from tenure.storage import protocol
+from tenure.storage.redis.figures import KINDS, SPANS
 
 Constant = int | str | Mapping[str, "Constant"]
 
@@ -26,11 +28,17 @@ CONSTANTS: Mapping[str, Constant] = {
     "EVENTS_KEPT": _rule(EVENTS_KEPT),
     "EVENT_LOAN": protocol.EVENT_LOAN,
     "EXPIRE_LIMIT": protocol.EXPIRE_LIMIT,
+    "FIGURES": {
+        kind: {"length": level.length, "span": SPANS[kind], "kept": level.kept} for kind, level in KINDS.items()
+    },
+    "FIGURE_COUNTS": LENGTH,
+    "FIGURE_ENDS": {outcome: number for number, outcome in enumerate(OUTCOMES, 1)},
     "FAULT_NEWEST": NEWEST,
     "GATHERED_LIMIT": GATHERED_LIMIT,
     "LOG_LINES_KEPT": protocol.LOG_LINES_KEPT,
     "LOOK_LIMIT": protocol.LOOK_LIMIT,
     "MOVED": protocol.MOVED,
+    "OTHERS": OTHERS,
     "PASSED_LIMIT": protocol.PASSED_LIMIT,
     "PAUSED": protocol.PAUSED,
     "PLACE_LIMIT": protocol.PLACE_LIMIT,
@@ -45,6 +53,7 @@ CONSTANTS: Mapping[str, Constant] = {
     "RUNS_KEPT": protocol.RUNS_KEPT,
     "SCAN_LIMIT": protocol.SCAN_LIMIT,
     "SWEEP_LIMIT": protocol.SWEEP_LIMIT,
+    "TASKS_KEPT": TASKS_KEPT,
     "TRIM_BATCH": TRIM_BATCH,
     "TRIM_LIMIT": protocol.TRIM_LIMIT,
     "UNKNOWN": protocol.UNKNOWN,

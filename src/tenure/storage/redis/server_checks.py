@@ -55,7 +55,21 @@ VERBS = (
 
 NEEDED = (
     *("APPEND", "EVALSHA", "EXISTS", "GET", "HDEL", "HEXISTS", "HGET", "HGETALL", "HINCRBY", "HKEYS", "HMGET", "HSET"),
-    *("HSETNX", "HVALS", "LLEN", "LPOP", "LRANGE", "LTRIM", "MGET", "MSET", "RPUSH", "SCRIPT", "SET", "SPUBLISH"),
+    *(
+        "HSETNX",
+        "HVALS",
+        "LLEN",
+        "LPOP",
+        "LRANGE",
+        "LTRIM",
+        "MGET",
+        "MSET",
+        "PEXPIRE",
+        "RPUSH",
+        "SCRIPT",
+        "SET",
+        "SPUBLISH",
+    ),
     *("SSUBSCRIBE", "TIME", "UNLINK", "XADD", "XINFO", "XLEN", "XRANGE", "XTRIM", "ZADD", "ZCARD", "ZCOUNT"),
     *(
         "ZINCRBY",

@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from tenure.clock import Clock
 from tenure.core.audit import ACTS_KEPT, OperatorAct
+from tenure.core.figures import FiguresQuery
 from tenure.core.job import JobDetail, NewJob, Owner, Ref
 from tenure.core.leadership import Term
 from tenure.core.move import MoveBatch, MoveReceipt
@@ -180,9 +181,11 @@ class RedisStorage:
         """See `Storage.find`."""
         return await (await self._opened()).find(query)
 
-    async def survey(self, queues: Sequence[str] = (), *, faults: int = 0) -> Survey:
+    async def survey(
+        self, queues: Sequence[str] = (), *, faults: int = 0, figures: FiguresQuery | None = None
+    ) -> Survey:
         """See `Storage.survey`."""
-        return await (await self._opened()).survey(queues, faults=faults)
+        return await (await self._opened()).survey(queues, faults=faults, figures=figures)
 
     async def events(
         self,

@@ -5,9 +5,11 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
+from tenure.core.figures import NO_COUNTS, Counts, sound
 from tenure.core.job import Ref
 
 _encode = msgspec.json.Encoder().encode
+_decode_counts = msgspec.json.Decoder(Counts).decode
 
 
 class OfJob(Protocol):
@@ -59,6 +61,14 @@ class ByteSlices:
     def joined(self) -> bytes:
         """Return all bytes, concatenated."""
         return b"".join(self._parts)
+
+
+def decode_counts(body: str) -> Counts:
+    """Return the counts of a cell of figures; none if another program has damaged them."""
+    try:
+        return sound(_decode_counts(body))
+    except (msgspec.MsgspecError, UnicodeError):
+        return NO_COUNTS
 
 
 def json_list(values: Sequence[object]) -> str | None:

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from tenure.core.events import AnyEvent, EventsTrimmed
+from tenure.core.figures import FiguresQuery
 from tenure.core.fingerprint import NEWEST, FaultSurvey
 from tenure.core.job import JobDetail, Owner, Ref
 from tenure.core.lifecycle import State
@@ -27,6 +28,7 @@ from tenure.storage.protocol import (
     WorkerSurvey,
     page_of_due,
 )
+from tenure.storage.sql import figures as figure_cells
 from tenure.storage.sql import rates, rows, settings, unknown_tasks
 from tenure.storage.sql.columns import Row
 from tenure.storage.sql.lists import json_names, json_rows
@@ -89,8 +91,8 @@ def _after(place: DuePlace, queue: str) -> dict[str, Any]:
     return {"queue": queue, "at": at + (queue < of_queue), "id": id_ if queue == of_queue else ""}
 
 
-def survey(tx: Transaction, queues: Sequence[str], faults: int) -> Survey:
-    """Return job counts, queues, workers, and the most frequent faults."""
+def survey(tx: Transaction, queues: Sequence[str], faults: int, figures: FiguresQuery | None = None) -> Survey:
+    """Return job counts, queues, workers, the most frequent faults, and figures."""
     now = tx.now
     counts: defaultdict[str, dict[str, int]] = defaultdict(dict)
     for queue, state, jobs in tx.all("survey.counts"):
@@ -118,6 +120,7 @@ def survey(tx: Transaction, queues: Sequence[str], faults: int) -> Survey:
         workers=tuple(_worker(row, now) for row in tx.all("survey.workers")),
         schedules=schedules(tx),
         faults=_faults(tx, names, faults) if faults else (),
+        figures=() if figures is None else figure_cells.read(tx, names, figures),
         leaders=terms,
         swept_ago=now - swept_at if swept_at is not None else None,
         now=now,

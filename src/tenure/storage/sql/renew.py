@@ -6,6 +6,8 @@ from typing import Any
 import msgspec
 
 from tenure.core.document import read_progress
+from tenure.core.events import Event
+from tenure.core.figures import FiguresDelta
 from tenure.core.job import JobRecord, LogPosition, Owner, Ref
 from tenure.core.lease import lease_end, renewed_limits
 from tenure.core.lifecycle import State
@@ -219,21 +221,28 @@ def _keep_logs(tx: Transaction, logs: Sequence[tuple[int, int, LeaseRenewal]]) -
 
 
 def _record_events(tx: Transaction, beat: RenewRequest) -> int:
-    """Record the events that were not recorded before.
+    """Record the events, and add the deltas, that were not received before.
 
     Returns the number of the last event, or 0 if the events have no numbers.
     """
     first = beat.first_event
     if not beat.events or first is None:
         for event in beat.events:
-            tx.record(event)
+            _record(tx, event)
         return 0
     row = tx.one("renew.announced", {"owner": beat.owner.id})
     announced: int = row[0] if row else 0
     for number, event in enumerate(beat.events, first):
         if number > announced:
-            tx.record(event)
+            _record(tx, event)
     return first + len(beat.events) - 1
+
+
+def _record(tx: Transaction, event: Event | FiguresDelta) -> None:
+    if isinstance(event, FiguresDelta):
+        tx.count_figures(event.counted)
+    else:
+        tx.record(event)
 
 
 def _update_worker(tx: Transaction, beat: RenewRequest, announced: int) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from tenure.core.events import JobCancelled, JobDeleted, JobRedriven
+from tenure.core.figures import TaskCounts, end_of
 from tenure.core.job import JobRecord
 from tenure.core.lifecycle import REDRIVABLE, TERMINAL, State
 from tenure.core.transition import redriven, rescheduled, retimed
@@ -102,6 +103,7 @@ def _ask_to_stop(tx: Transaction, seq: int, job: JobRecord, revision: CancelJob)
 def _cancel(tx: Transaction, seq: int, job: JobRecord, revision: CancelJob) -> None:
     tx.run("revise.cancel", {"now": tx.now, "reason": revision.reason, "by": revision.by, "seq": seq})
     record_move(tx, job, State.CANCELLED)
+    tx.count_figures([TaskCounts(job.queue, job.task, end_of("cancelled"))])
     tx.record(
         JobCancelled(
             queue=job.queue,

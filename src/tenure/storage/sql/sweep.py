@@ -17,7 +17,7 @@ from tenure.storage.protocol import (
     SweepRequest,
     SweepResult,
 )
-from tenure.storage.sql import concurrency_keys, rates, schedules, sweep_steps
+from tenure.storage.sql import concurrency_keys, figures, rates, schedules, sweep_steps
 from tenure.storage.sql.columns import Row
 from tenure.storage.sql.transaction import Transaction
 from tenure.storage.sql.transitions import read_job
@@ -73,6 +73,7 @@ def sweep(tx: Transaction, bid: SweepRequest, alive: Alive | None) -> SweepResul
     troubles.append(tx.savepoint(lambda: sweep_steps.delete_windows(tx), None)[1])
     troubles.append(tx.savepoint(lambda: sweep_steps.delete_tags(tx), None)[1])
     troubles.append(tx.savepoint(lambda: sweep_steps.delete_rates(tx), None)[1])
+    troubles.append(tx.savepoint(lambda: figures.trim(tx), None)[1])
     nothing_due: tuple[tuple[Schedule, ...], int | None] = (), None
     (due, next_tick), no_look = tx.savepoint(lambda: schedules.due(tx), nothing_due)
     troubles.append(no_look)

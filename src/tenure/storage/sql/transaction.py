@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from tenure.core.events import Event, JobEvent, to_log
+from tenure.core.figures import HOURS, MINUTES, TaskCounts, with_counted
 from tenure.core.lane import LaneClaims
 from tenure.core.lifecycle import TERMINAL
 from tenure.core.order import Fairness
@@ -21,7 +22,7 @@ from tenure.core.rate import RateReservation
 from tenure.core.retention import EVENTS_KEPT
 from tenure.storage.protocol import EVENTS_TOPIC, Settings
 from tenure.storage.sql.columns import Row
-from tenure.storage.sql.lists import ByteSlices, json_list, json_rows
+from tenure.storage.sql.lists import ByteSlices, decode_counts, json_list, json_names, json_rows
 
 T = TypeVar("T")
 Values = Mapping[str, Any]
@@ -104,7 +105,7 @@ class Transaction(ABC):
     parked jobs are not released yet, with the number of jobs that left. `lanes`: changes of numbered claims.
     `topics`: the topics to notify after the commit.
 
-    Events, counters, keys, fair orders and rates are written once for all operations, at the end.
+    Events, figures, counters, keys, fair orders and rates are written once for all operations, at the end.
     """
 
     def __init__(self, lanes: Lanes | None = None, *, repairs: bool = False) -> None:
@@ -120,6 +121,7 @@ class Transaction(ABC):
         self.lanes: Lanes = {}
         self._committed_lanes = {} if lanes is None else lanes
         self._events: list[tuple[int, str | None, str | None, bytes]] = []
+        self._figures: list[TaskCounts] = []
         self._counts: defaultdict[tuple[str, str], int] = defaultdict(int)
         self._keys: dict[tuple[str, str], KeyCounts] = {}
         self._fair_queues: dict[str, FairQueueState] = {}
@@ -161,6 +163,10 @@ class Transaction(ABC):
         """Add an event to the log, at the instant of this operation."""
         queue, job = (event.queue, event.id) if isinstance(event, JobEvent) else (None, None)
         self._events.append((self.now, queue, job, to_log(event)))
+
+    def count_figures(self, counted: Iterable[TaskCounts]) -> None:
+        """Add to the figures of the current minute and hour."""
+        self._figures += counted
 
     def count_move(self, queue: str, *, left: str | None = None, to: str | None = None, jobs: int = 1) -> None:
         """Count that this number of a queue's jobs went from one state to another."""
@@ -320,6 +326,7 @@ class Transaction(ABC):
             if self.is_fatal(error):
                 raise
             self._events.clear()
+            self._figures.clear()
             self._counts.clear()
             self._keys.clear()
             self._fair_queues.clear()
@@ -343,6 +350,9 @@ class Transaction(ABC):
             self.topics.append(EVENTS_TOPIC)
             self._write_events()
             self._events.clear()
+        if self._figures:
+            self._write_figures()
+            self._figures.clear()
         if self._counts:
             self._write_counts()
             self._counts.clear()
@@ -362,6 +372,16 @@ class Transaction(ABC):
                 values = {"queue": queue, "name": name, "taken_until": taken.until, "reach": taken.reach}
                 self.run("rates.set_taken", values)
                 rate.written = rate.taken
+
+    def _write_figures(self) -> None:
+        queues = json_names(sorted({counted.queue for counted in self._figures}))
+        for level in (MINUTES, HOURS):
+            place = {"length": level.length, "start": level.start(self.now)}
+            found = self.all("tally.figures", {**place, "queues": queues})
+            known = {(queue, task): decode_counts(counts) for queue, task, counts in found}
+            changed = with_counted(known, self._figures)
+            cells = [(queue, task, json_rows(counts)) for (queue, task), counts in changed.items()]
+            self.run("tally.set_figures", {**place, "cells": json_rows(cells)})
 
     def _write_counts(self) -> None:
         counts = [

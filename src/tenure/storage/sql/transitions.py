@@ -5,6 +5,7 @@ import logging
 from msgspec import structs
 
 from tenure.core.events import JobFailed, JobRepaired, QueueDrained
+from tenure.core.figures import TaskCounts, end_of
 from tenure.core.job import CollectKey, DebounceKey, JobRecord, Key, Ref, unreadable_record
 from tenure.core.lifecycle import TERMINAL, State
 from tenure.core.transition import expired, expiry
@@ -209,6 +210,7 @@ def expire(tx: Transaction, seq: int, job: JobRecord) -> int:
         tx.run("exchange.expire", {"now": tx.now, "error": error, "seq": seq})
         record_move(tx, job, State.EXPIRED)
     tx.record(expiry(job, tx.now))
+    tx.count_figures([TaskCounts(job.queue, job.task, end_of("expired"))])
     record_if_drained(tx, job.queue)
     tx.topics.append(job_topic(job.ref))
     return calls

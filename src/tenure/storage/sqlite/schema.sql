@@ -344,6 +344,19 @@ CREATE TABLE tenure_window (
 
 CREATE INDEX tenure_window_over ON tenure_window (until);
 
+-- Figures: how many runs ended in the minute, or hour, that begins at `start`, with histograms (core/figures.py).
+-- length: of the cell, in microseconds. task: empty for all tasks of the queue. counts: a JSON list.
+CREATE TABLE tenure_figure (
+    length INTEGER NOT NULL,
+    task TEXT NOT NULL,
+    queue TEXT NOT NULL,
+    start INTEGER NOT NULL,
+    counts TEXT NOT NULL,
+    PRIMARY KEY (length, task, queue, start)
+) STRICT, WITHOUT ROWID;
+
+CREATE INDEX tenure_figure_start ON tenure_figure (length, start, queue, task);
+
 -- For each rate: the instant up to which its time is taken, and how far ahead (in microseconds) the latest start could
 -- take time. opens_at: when it lets its next parked job start.
 CREATE TABLE tenure_rate (

@@ -479,6 +479,20 @@ CREATE TABLE "window" (
 
 CREATE INDEX window_over ON "window" (until);
 
+-- Figures: how many runs ended in the minute, or hour, that begins at `start`, with histograms (core/figures.py).
+-- length: of the cell, in microseconds. task: empty for all tasks of the queue. counts: a JSON list. A cell changes often
+-- while it is the current one, and no index has `counts`: such a change needs room on the page, and no index entry.
+CREATE TABLE figure (
+    length bigint NOT NULL,
+    task text COLLATE "C" NOT NULL,
+    queue text COLLATE "C" NOT NULL,
+    start bigint NOT NULL,
+    counts text NOT NULL,
+    PRIMARY KEY (length, task, queue, start)
+) WITH (fillfactor = 50);
+
+CREATE INDEX figure_start ON figure (length, start, queue, task);
+
 -- For each rate: the instant up to which its time is taken, and how far ahead (in microseconds) the latest start could
 -- take time. opens_at: when it lets its next parked job start.
 CREATE TABLE rate (

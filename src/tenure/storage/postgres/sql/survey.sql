@@ -52,6 +52,17 @@ SELECT number - 1, newest.finished, newest.id, newest.task, newest.reason, newes
  ) AS newest
  ORDER BY number, newest.finished DESC, newest.id DESC;
 
+-- name: figures
+-- The cells of one task, or of all tasks, in some queues: queue, start and counts.
+-- Parameters: length (of the cells in microseconds), task, queues (a list), since, until.
+SELECT queue, start, counts
+  FROM figure
+ WHERE length = :length
+   AND task = :task
+   AND queue = ANY (names_in(:queues))
+   AND start >= :since
+   AND start < :until;
+
 -- name: schedules
 SELECT body FROM schedule ORDER BY name;
 

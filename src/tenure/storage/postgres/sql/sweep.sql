@@ -38,6 +38,19 @@ DELETE FROM "window"
         LIMIT :limit
  );
 
+-- name: delete_figures
+-- Cells of figures that begin before an instant, the earliest first.
+-- `length`: of the cells, in microseconds.
+DELETE FROM figure
+ WHERE (length, task, queue, start) IN (
+       SELECT length, task, queue, start
+         FROM figure
+        WHERE length = :length
+          AND start < :before
+        ORDER BY start, queue, task
+        LIMIT :limit
+ );
+
 -- name: reset_rates
 -- Taken rate time that has passed, the earliest first.
 UPDATE rate

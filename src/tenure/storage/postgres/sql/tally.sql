@@ -193,3 +193,20 @@ SELECT queue, name, sum(jobs)::bigint
  ) AS counted
  GROUP BY queue, name, id
 HAVING sum(jobs) <> 0;
+
+-- name: figures
+-- The cells of figures that queues have in one minute or hour: queue, task and counts.
+-- Parameters: length (of the cell in microseconds), start, queues (a list).
+SELECT queue, task, counts
+  FROM figure
+ WHERE length = :length
+   AND start = :start
+   AND queue = ANY (names_in(:queues));
+
+-- name: set_figures
+-- Stores cells of one minute or hour.
+-- `cells`: a list of queue, task and counts.
+INSERT INTO figure (length, start, queue, task, counts)
+SELECT :length, :start, value ->> 0, value ->> 1, value ->> 2
+  FROM jsonb_array_elements(:cells::jsonb) AS listed (value)
+    ON CONFLICT (length, task, queue, start) DO UPDATE SET counts = excluded.counts;

@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- requires: transitions, changes, time_budget, claims, settling, identity
+-- requires: transitions, changes, time_budget, claims, settling, identity, figures
 -- renew: record that an owner is alive, and extend each lease that it names and still holds.
 --
 -- workers  HASH  for each worker, by its owner's id: name, host, pid, its number, when it started, the number of the
@@ -10,7 +10,7 @@
 -- Request: {owner = {id, name, host, pid}, renewals, worker, events, first_event, last, lanes, seen, layout, fresh}.
 --   renewals  each with the fields of LeaseRenewal, but data and trace by their places among the arguments; a line of
 --             its log is {level, message, fields, ago, number}
---   events    each {body, ref}: the place of its body, and its job if it belongs to one
+--   events    each {body, ref}: the place of its body, and its job if it belongs to one; or {counted} of a delta of the figures
 --   lanes     of claims whose answers may have been lost, as in parts/claims.lua
 --   seen, layout, fresh  as in parts/identity.lua; absent if the state is not wanted
 -- Answer: {lost, cancelling, orders, renewed, left, state}.
@@ -178,13 +178,17 @@ local function beat(first, last)
   return extended
 end
 
--- Record the events that were not recorded before; return the number of the last one.
+-- Record the events and add the deltas that were not received before; return the number of the last one.
 local function announce(announced)
   local first = REQUEST.first_event
   for place, event in ipairs(REQUEST.events) do
     local number = first and first + place - 1
     if not number or number > announced then
-      EventLog.append(ARGV[event.body], event.ref)
+      if event.counted then
+        Figures.add(event.counted)
+      else
+        EventLog.append(ARGV[event.body], event.ref)
+      end
       announced = number or announced
     end
   end

@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- requires: redriving, changes
+-- requires: redriving, changes, figures
 -- revise: carry out each revision if the job's state allows it.
 --
 -- Request: a list of {kind, ref, ...}, with the fields of the revision by their names.
@@ -31,6 +31,7 @@ function revise.cancel(job, revision)
     reason = revision.reason or NONE,
   })
   EventLog.record_job_event(job, 'cancelled', { reason = revision.reason, by = revision.by, was = was })
+  Figures.count_end(job, 'cancelled')
   EventLog.record_if_drained(job.queue)
   return 'done'
 end

@@ -1,5 +1,5 @@
 #!lua flags=no-writes
--- requires: record, limits
+-- requires: record, limits, figures
 -- survey: count the jobs of queues, some queues at a time, by the sizes of indexes; `whole`: return other data, too.
 --
 -- Request: {queues, after, span, whole, faults}. Without `queues`, it counts `span` of the partition's queues, those
@@ -9,6 +9,7 @@
 -- ...}. `next`: the number after which there are more queues, or false. A fault is {queue, fault, number of its jobs, when
 -- the first and the last of them ended, the newest by id and end, and the task, reason and error of the last}. The fields
 -- after `faults` are the raw contents of these keys.
+-- A request {figures = {kind, task, ranges}} is answered with the cells of figures alone, as in parts/figures.lua.
 -- constants: FAULT_NEWEST
 local STATES = { 'delayed', 'waiting', 'again', 'active', 'completed', 'failed', 'cancelled', 'expired' }
 
@@ -98,6 +99,9 @@ local function faults_of(queues, limit)
   return rows
 end
 
+if REQUEST.figures then
+  return Figures.read(REQUEST.figures.kind, REQUEST.figures.task, REQUEST.figures.ranges)
+end
 local rows, more = {}, false
 if REQUEST.queues then
   for number, queue in ipairs(REQUEST.queues) do

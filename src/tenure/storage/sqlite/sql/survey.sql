@@ -51,6 +51,18 @@ SELECT listed.key, tenure_job.finished, tenure_job.id, tenure_job.task, tenure_j
  )
  ORDER BY listed.key, tenure_job.finished DESC, tenure_job.id DESC;
 
+-- name: figures
+-- The cells of one task, or of all tasks, in some queues: queue, start and counts.
+-- Parameters: length (of the cells in microseconds), task, queues (a list), since, until.
+SELECT tenure_figure.queue, tenure_figure.start, tenure_figure.counts
+  FROM json_each(:queues) AS listed
+ CROSS JOIN tenure_figure
+    ON tenure_figure.length = :length
+   AND tenure_figure.task = :task
+   AND tenure_figure.queue = listed.value
+   AND tenure_figure.start >= :since
+   AND tenure_figure.start < :until;
+
 -- name: schedules
 SELECT body FROM tenure_schedule ORDER BY name;
 

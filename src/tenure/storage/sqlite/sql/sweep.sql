@@ -41,6 +41,19 @@ DELETE FROM tenure_window
         LIMIT :limit
  );
 
+-- name: delete_figures
+-- Cells of figures that begin before an instant, the earliest first.
+-- `length`: of the cells, in microseconds.
+DELETE FROM tenure_figure
+ WHERE (length, task, queue, start) IN (
+       SELECT length, task, queue, start
+         FROM tenure_figure INDEXED BY tenure_figure_start
+        WHERE length = :length
+          AND start < :before
+        ORDER BY start, queue, task
+        LIMIT :limit
+ );
+
 -- name: reset_rates
 -- Taken rate time that has passed, the earliest first.
 UPDATE tenure_rate

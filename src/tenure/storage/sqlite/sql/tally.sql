@@ -207,3 +207,21 @@ SELECT queue, name, sum(jobs)
  )
  GROUP BY queue, name, id
 HAVING sum(jobs) <> 0;
+
+-- name: figures
+-- The cells of figures that queues have in one minute or hour: queue, task and counts.
+-- Parameters: length (of the cell in microseconds), start, queues (a list).
+SELECT queue, task, counts
+  FROM tenure_figure INDEXED BY tenure_figure_start
+ WHERE length = :length
+   AND start = :start
+   AND queue IN (SELECT value FROM json_each(:queues));
+
+-- name: set_figures
+-- Stores cells of one minute or hour.
+-- `cells`: a list of queue, task and counts.
+INSERT INTO tenure_figure (length, start, queue, task, counts)
+SELECT :length, :start, value ->> 0, value ->> 1, value ->> 2
+  FROM json_each(:cells)
+ WHERE TRUE
+    ON CONFLICT (length, task, queue, start) DO UPDATE SET counts = excluded.counts;

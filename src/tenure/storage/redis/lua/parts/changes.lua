@@ -1,4 +1,5 @@
 -- requires: prelude, transaction, record_bytes, index_writes, record, event_log, job_indexes, parking, deletion
+-- requires: figures
 -- Runs the work of a script that may move jobs of all kinds.
 local Changes = {}
 
@@ -42,6 +43,7 @@ function Changes.write()
   flush(Record)
   flush(RecordBytes)
   flush(IndexWrites)
+  flush(Figures)
   if is_made(Deletion) then
     Deletion.delete_surplus()
   end

@@ -1,4 +1,4 @@
--- requires: prelude, notifications, event_log, job_indexes
+-- requires: prelude, notifications, event_log, job_indexes, figures
 -- Ends jobs that have not started: expires them, or deletes them with the calls that were merged into them.
 --
 -- answers:<queue>      HASH  for each call that was merged into a job, the id of that job
@@ -49,6 +49,7 @@ function Expiry.expire(job)
     })
   end
   EventLog.record_job_event(job, 'expired', event)
+  Figures.count_end(job, 'expired')
   EventLog.record_if_drained(job.queue)
   Notifications.notify_job(job)
 end
