@@ -224,7 +224,7 @@ async def test_a_call_is_checked_by_the_task_of_the_app(shop: Shop) -> None:
         ({"task": "charge", "arguments": [1], "delay": "1x"}, "invalid-body", "/body/delay", "is not a duration"),
         ({"task": "charge", "arguments": [1], "queue": ""}, "invalid-body", "/body/queue", "must be a text"),
         ({"task": "charge", "arguments": [1], "id": "\0"}, "invalid-body", "/body/id", "without NUL"),
-        ({"task": "charge", "arguments": [1], "tags": [""]}, "invalid-body", "/body/tags", "tags"),
+        ({"task": "charge", "arguments": [1], "tags": [""]}, "invalid-body", "/body/tags", "a tag = '' must be a text"),
         ({"task": "charge", "arguments": [1], "queue": "mial"}, "unknown-queue", "/body/queue", "did you mean 'mail'?"),
         ({"task": "x" * 2000, "force": True}, "invalid-body", "/body/task", "1 to 1,024 bytes"),
     ],

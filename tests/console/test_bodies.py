@@ -240,7 +240,7 @@ async def test_a_body_that_is_not_json_names_the_position(raw: bytes, position: 
         ({"rate": {"every": 0}}, "invalid-body", ["/body/rate"], "Rate.per"),
         ({"rate": {"every": 1, "brst": 2}}, "invalid-body", ["/body/rate"], "unknown field brst"),
         ({"rate": {"every": 1, "burst": "x"}}, "invalid-body", ["/body/rate/burst"], "expected int"),
-        ({"stall": {"lease": "1x"}}, "invalid-body", ["/body/stall"], "Stall.interval"),
+        ({"stall": {"lease": "1x"}}, "invalid-body", ["/body/stall"], "lease = '1x' is not a duration"),
         ({"stall": {"max_stalls": -1}}, "invalid-body", ["/body/stall"], "Stall.max_count"),
         ({"retention": {"failed": {"age": -1}}}, "invalid-body", ["/body/retention"], "Keep.age"),
         ({"retention": {"failed": {}}}, "invalid-body", ["/body/retention/failed"], "missing required field age"),

@@ -1,9 +1,9 @@
-"""The stream of changes: what it tells, and how a client that comes back goes on."""
+"""The stream of changes: what it says, and how a client that comes back goes on."""
 
 import asyncio
 import json
 from collections.abc import AsyncGenerator
-from contextlib import aclosing, asynccontextmanager, closing
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, closing
 from typing import Any
 
 import pytest
@@ -35,7 +35,7 @@ class Stream:
                 return fields["event"], fields["id"], json.loads(fields["data"])
 
     async def changes(self) -> dict[str, Any]:
-        """Return the data of the next frame, which tells changes."""
+        """Return the data of the next frame, with changes."""
         name, _, data = await self.frame()
         assert name == "changes"
         return dict(data)
@@ -65,7 +65,7 @@ async def cancel(shop: Shop, job: str) -> None:
 
 
 @EVERY_STORAGE
-async def test_a_stream_tells_which_jobs_have_changed(shop: Shop) -> None:
+async def test_a_stream_names_the_jobs_that_have_changed(shop: Shop) -> None:
     async with streamed(shop.port) as stream:
         assert "content-type: text/event-stream" in stream.head
         assert "cache-control: no-store" in stream.head
@@ -94,14 +94,14 @@ async def test_a_client_that_comes_back_gets_what_it_missed(shop: Shop) -> None:
     assert [job["id"] for job in found["jobs"]] == [shop.jobs["waiting"]]
 
 
-async def test_a_client_with_an_unknown_id_is_told_to_read_all(shop: Shop) -> None:
+async def test_a_client_with_an_unknown_id_must_read_all_again(shop: Shop) -> None:
     async with streamed(shop.port, [("Last-Event-ID", "nonsense")]) as stream:
         name, place, _ = await stream.frame()
 
     assert (name, bool(place)) == ("resync", True)
 
 
-async def test_a_client_that_is_too_far_behind_is_told_to_read_all(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_that_is_too_far_behind_must_read_all_again(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "RING", 3)
     async with served(shop.app) as port, streamed(port) as watching:
         _, place, _ = await watching.frame()
@@ -164,6 +164,17 @@ async def test_a_stream_ends_after_its_lifetime(shop: Shop, monkeypatch: pytest.
         assert await stream.part() == ""
 
 
+async def test_a_server_that_stops_ends_its_streams(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.clear()
+    async with AsyncExitStack() as stack:
+        async with served(shop.app) as port:
+            stream = await stack.enter_async_context(streamed(port))
+            await stream.frame()
+
+        assert await stream.part() == ""
+    assert not caplog.records
+
+
 async def test_one_stream_too_many_is_refused(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "STREAMS", 1)
     async with streamed(shop.port) as stream:
@@ -191,7 +202,7 @@ async def test_streams_share_one_reader_of_the_log(shop: Shop, monkeypatch: pyte
     assert asked.count("$") == 1
 
 
-async def test_after_a_pause_the_log_is_followed_anew(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_after_a_pause_the_log_is_followed_again(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "LINGER", 0.0)
     events, place = live.LiveEvents(Redactor()), ""
     for job, unseen in (("waiting", "held"), ("delayed", None)):

@@ -41,7 +41,9 @@ class SearchTags:
         Raises:
             UsageError: a path names an argument or a field that does not exist, or one that cannot be a tag.
         """
-        arguments = {name: (kind, gathers) for name, kind, _, gathers in signature.accepted()}
+        arguments: dict[str, tuple[Any, Gathers]] = {
+            name: (kind, gathers) for name, kind, _, gathers in signature.accepted()
+        }
         for path, steps in self._paths:
             self._check(path, steps, arguments)
 

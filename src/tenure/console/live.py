@@ -41,8 +41,12 @@ COMMENT = 15.0
 LINGER = 60.0
 """Seconds for which the log is still followed after the last stream has ended, for a client that comes back."""
 
-LIFETIME = 900.0
-"""Seconds until a stream ends. The client opens a new one, with credentials that are checked anew."""
+LIFETIME = 30.0
+"""Seconds until a stream ends; the client opens the next one, and goes on where this one ended.
+
+So credentials are checked again, a proxy that collects an answer before it passes it on does so, and a server that
+waits for its answers when it stops does not wait for longer.
+"""
 
 STREAMS = 200
 """The greatest number of streams of a console."""

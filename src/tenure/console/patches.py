@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Generator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 
 import msgspec
@@ -12,6 +13,7 @@ from tenure.console.bodies import QueuePatch, RateBody, ReasonBody, TaskPatch
 from tenure.console.problems import ProblemError, ProblemPart, from_message
 from tenure.console.requests import ConsoleRequest
 from tenure.core.check import named
+from tenure.core.duration import Duration, duration
 from tenure.core.job import RateKey
 from tenure.errors import UsageError
 from tenure.options import Keep, Rate, Retention, Stall
@@ -43,7 +45,8 @@ def queue_change(body: QueuePatch) -> Settings:
     if body.stall is not UNSET:
         with in_field("stall"):
             stall = body.stall
-            values["stall"] = Stall(stall.lease, stall.max_stalls, None, stall.start_grace, stall.renewed).setting()
+            lease, grace = _span(stall.lease, "lease"), _span(stall.start_grace, "start_grace")
+            values["stall"] = Stall(lease, stall.max_stalls, None, grace, stall.renewed).setting()
     if body.retention is not UNSET:
         with in_field("retention"):
             outcomes = {name: getattr(body.retention, name) for name in body.retention.__struct_fields__}
@@ -65,6 +68,11 @@ def task_change(task: str, body: TaskPatch) -> Settings:
     """
     _require_some(body)
     return Settings(**_shared_change(body, TASK_RATE + task))
+
+
+def _span(value: Duration | None, field: str) -> timedelta | None:
+    """Return a duration. A number means seconds here, without the warning that an option in code gives."""
+    return None if value is None else duration(value, field=field, zero=True)
 
 
 def _require_some(body: QueuePatch | TaskPatch) -> None:

@@ -90,7 +90,8 @@ class Redactor:
         if isinstance(fields, dict):
             for name, field in cast("dict[str, Any]", fields).items():
                 if name.casefold() in self._names and isinstance(field, dict):
-                    fields[name] = {word: part for word, part in field.items() if word not in _VALUES}
+                    words = cast("dict[str, Any]", field)
+                    fields[name] = {word: part for word, part in words.items() if word not in _VALUES}
         return made
 
     def _of_items(self, value: Iterable[Any], depth: int) -> list[Any]:

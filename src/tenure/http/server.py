@@ -10,12 +10,13 @@ import re
 import socket
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Self
 
 from tenure.background_loop import BackgroundLoop
 from tenure.core.check import shown
 from tenure.errors import UsageError
-from tenure.http.asgi import ASGIApp
+from tenure.http.asgi import ASGIApp, Message, Receive, Scope, Send
 
 if TYPE_CHECKING:
     from uvicorn import Server as Uvicorn
@@ -114,6 +115,8 @@ class HTTPServer:
         self._uvicorn: Uvicorn | None = None
         self._listening: socket.socket | None = None
         self._serving: Future[None] | None = None
+        self._stopping: asyncio.Event | None = None
+        """It belongs to the server's loop."""
 
     async def start(self) -> None:
         """Begin to listen.
@@ -134,10 +137,10 @@ class HTTPServer:
         return ListenAddress(host, port)
 
     async def stop(self) -> None:
-        """Stop listening; running requests get a moment to end. Idempotent."""
+        """Stop listening; running requests get a moment to end, and streams end at once. Idempotent."""
         serving, self._serving = self._serving, None
         if serving is not None and self._uvicorn is not None:
-            self._uvicorn.should_exit = True
+            self._side.submit(self._end())
             with contextlib.suppress(Exception):
                 async with asyncio.timeout(2 * GOODBYE):
                     await asyncio.wrap_future(serving)
@@ -152,13 +155,24 @@ class HTTPServer:
     async def __aexit__(self, *_: object) -> None:
         await self.stop()
 
+    async def _end(self) -> None:
+        if self._stopping is not None:
+            self._stopping.set()
+        if self._uvicorn is not None:
+            self._uvicorn.should_exit = True
+
+    async def _until_stop(self, stopping: asyncio.Event, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request. When the server stops, the client of an app that still waits for it counts as gone."""
+        await self._app(scope, receive if scope["type"] == "lifespan" else partial(_received, stopping, receive), send)
+
     async def _serve(self, listening: socket.socket) -> None:
         import uvicorn
 
         from tenure.http.connection import MOST, HTTPConnection
 
+        self._stopping = asyncio.Event()
         config = uvicorn.Config(
-            self._app,
+            partial(self._until_stop, self._stopping),
             interface="asgi3",
             # In addition to names, uvicorn takes subclasses of its protocols.
             http=HTTPConnection,
@@ -183,3 +197,13 @@ class HTTPServer:
     def _ended(self, serving: "Future[None]") -> None:
         if not serving.cancelled() and (failure := serving.exception()) is not None:
             logger.critical("the server of %s has failed", self._purpose, exc_info=failure)
+
+
+async def _received(stopping: asyncio.Event, receive: Receive) -> Message:
+    message, stop = asyncio.ensure_future(receive()), asyncio.ensure_future(stopping.wait())
+    try:
+        await asyncio.wait([message, stop], return_when=asyncio.FIRST_COMPLETED)
+        return message.result() if message.done() else {"type": "http.disconnect"}
+    finally:
+        message.cancel()
+        stop.cancel()

@@ -1,4 +1,4 @@
-"""The contract of every storage: eighteen verbs, each one atomic step and one round trip.
+"""The contract of every storage: seventeen verbs, each one atomic step and one round trip.
 
 A storage knows job states, guards, indexes, limits and its own clock. It does not know tasks, policies or retries: the
 core decides what happens to a job after a run, and the caller passes that decision in as a settlement. Requests carry

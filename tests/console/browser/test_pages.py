@@ -150,6 +150,7 @@ async def test_a_token_is_asked_for_and_kept_in_the_tab(site: Site, new_tab: Ope
     async with AsyncExitStack() as stack:
         console = Console(site.app, auth=Tokens(f"ann:read:{SECRET}"))
         tab: Tab = await new_tab(await serve(stack, console, protected=True), status=401)
+        stack.push_async_callback(tab.page.close)
         asked: list[str] = []
         tab.page.on("request", lambda request: asked.extend([request.url] if "/api/" in request.url else []))
         await tab.open("schedules", "Sign in")
@@ -174,6 +175,7 @@ async def test_it_works_below_a_path(site: Site, new_tab: OpenTab, entry: str) -
     web.mount("/a/b", Console(site.app))
     async with AsyncExitStack() as stack:
         tab: Tab = await new_tab(await serve(stack, web))
+        stack.push_async_callback(tab.page.close)
         await tab.open(entry.removeprefix("/"))
         await tab.page.get_by_role("link", name="Jobs", exact=True).click()
         await tab.settled("Jobs")
@@ -255,6 +257,7 @@ async def test_a_long_table_is_shown_in_parts(new_tab: OpenTab) -> None:
 
         await app.enqueue_many([one.options(queue=f"queue-{number:04}").call() for number in range(1_000)])
         tab: Tab = await new_tab(await serve(stack, Console(app)))
+        stack.push_async_callback(tab.page.close)
         await tab.open("", "Overview")
         rows = tab.table("Queues with their jobs by state").locator("tbody tr")
         await expect(rows).to_have_count(100)

@@ -30,6 +30,15 @@ function read() {
   }
 }
 
+/** Return the headers with the token of this tab. */
+export const authorization = (token = read()) => (token === null ? {} : { authorization: `Bearer ${token}` });
+
+/** Return a digest of the token of this tab. It needs a secure context. */
+export async function tokenDigest() {
+  const bytes = await crypto.subtle.digest("SHA-256", new TextEncoder().encode(read() ?? ""));
+  return Array.from(new Uint8Array(bytes, 0, 8), (byte) => byte.toString(16).padStart(2, "0")).join("");
+}
+
 /** Keep a token; null removes it. */
 export function keepToken(token) {
   if (token === null) sessionStorage.removeItem(KEY);
@@ -44,7 +53,7 @@ export async function get(path, { signal: stop, token = read() } = {}) {
     response = await fetch(new URL(`api/v1/${path}`, base), {
       signal: stop,
       cache: "no-store",
-      headers: { accept: "application/json", ...(token === null ? {} : { authorization: `Bearer ${token}` }) },
+      headers: { accept: "application/json", ...authorization(token) },
     });
     text = await response.text();
   } catch (error) {

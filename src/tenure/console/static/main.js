@@ -3,6 +3,7 @@ import { get, keepToken, refused, signedIn } from "./api.js";
 import { html, render, signal, useEffect, useRef } from "./html.js";
 import { address, followLinks, route } from "./route.js";
 import { SignIn } from "./signin.js";
+import { follow } from "./stream.js";
 import { ThemeSwitch } from "./themeswitch.js";
 import { Palette, PaletteButton, followKeys } from "./palette.js";
 import { Heading } from "./parts.js";
@@ -86,6 +87,20 @@ function App() {
   useEffect(() => {
     if (!refused.value) ask();
   }, [refused.value]);
+  useEffect(() => {
+    if (refused.value) return;
+    let stop = null;
+    const seen = () => {
+      if (document.hidden) stop?.abort();
+      else if (!stop || stop.signal.aborted) follow((stop = new AbortController()).signal);
+    };
+    seen();
+    document.addEventListener("visibilitychange", seen);
+    return () => {
+      stop?.abort();
+      document.removeEventListener("visibilitychange", seen);
+    };
+  }, [refused.value, signedIn.value]);
   useEffect(() => {
     document.title = `${shown} · Tenure`;
   }, [shown]);

@@ -3,6 +3,7 @@ import { authorization, tokenDigest } from "./api.js";
 import { signal } from "./html.js";
 import { base } from "./route.js";
 
+const SHORT = 5_000;
 const FIRST_PAUSE = 1_000;
 const LONGEST_PAUSE = 30_000;
 
@@ -40,12 +41,15 @@ function show({ found, id }) {
 async function lead(channel, stop) {
   let pause = FIRST_PAUSE;
   while (!stop.aborted) {
+    const began = performance.now();
     try {
       await read(stop, (message) => {
         pause = FIRST_PAUSE;
         show(message);
         if (!stop.aborted) channel.postMessage(message);
       });
+      // The server ends each stream after a while.
+      if (performance.now() - began > SHORT) continue;
     } catch (error) {
       if (stop.aborted) return;
       // The reads of the page tell the user; the stream comes back by itself.

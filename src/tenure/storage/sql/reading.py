@@ -67,7 +67,7 @@ def _due(tx: Transaction, query: Query) -> Page:
     begin = due_place(query.after)
     queues = dict.fromkeys(query.queues) if query.queues else [queue for (queue,) in tx.all("find.queues")]
     values = {**_conditions(tx, query), "limit": query.limit + 1, "looks": query.looks, "to": _NEWEST, "last": ""}
-    sources = [{**values, **_after(begin, queue)} for queue in queues]
+    sources: list[dict[str, Any]] = [{**values, **_after(begin, queue)} for queue in queues]
     bounds: list[DuePlace] = []
     if query.looks is not None:
         for source in sources:

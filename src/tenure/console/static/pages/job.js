@@ -3,6 +3,7 @@ import { path } from "../api.js";
 import { html } from "../html.js";
 import { attempts } from "../jobtable.js";
 import { useLive } from "../live.js";
+import { concerns } from "../stream.js";
 import { Badge, Facts, Heading, Loaded, Name, Section, Table, Value } from "../parts.js";
 import { address, jobAddress, jobsAddress, queueAddress, term } from "../route.js";
 import { Time, exact, now, span } from "../time.js";
@@ -126,9 +127,11 @@ const Failure = ({ error }) => html`
   <//>`;
 
 export function Job({ params }) {
-  const names = ["jobs", params.get("queue") ?? "", params.get("id") ?? ""];
-  const live = useLive(path(names), { every: 3000 });
-  const why = useLive(path([...names, "why"]), { every: 3000 });
+  const [queue, id] = [params.get("queue") ?? "", params.get("id") ?? ""];
+  const names = ["jobs", queue, id];
+  const options = { every: 3000, concerns: (found) => concerns(found, { queue, id }) };
+  const live = useLive(path(names), options);
+  const why = useLive(path([...names, "why"]), options);
   return html`
     <${Heading} above=${html`<a href=${address("jobs")}>Jobs</a> / job`}
       aside=${live.data && html`<${Badge} state=${live.data.state} />`}>${live.data?.task ?? params.get("id") ?? "Job"}<//>

@@ -3,6 +3,7 @@ import { path } from "../api.js";
 import { html } from "../html.js";
 import { JobTable } from "../jobtable.js";
 import { useLive } from "../live.js";
+import { concerns } from "../stream.js";
 import { Facts, Heading, Loaded, Section, STATES, Table, Tile } from "../parts.js";
 import { address, jobsAddress, term } from "../route.js";
 import { Time, count, span } from "../time.js";
@@ -48,10 +49,11 @@ function number(queue, state) {
 
 export function Queue({ params }) {
   const name = params.get("name") ?? "";
-  const settings = useLive(path(["queues", name]));
-  const recent = useLive(path(["queues", name, "statistics"]), { every: 10_000 });
+  const options = { concerns: (found) => concerns(found, { queue: name }) };
+  const settings = useLive(path(["queues", name]), options);
+  const recent = useLive(path(["queues", name, "statistics"]), { ...options, every: 10_000 });
   const filter = term("queue", name);
-  const jobs = useLive(path(["jobs"], { filter, limit: 10 }));
+  const jobs = useLive(path(["jobs"], { filter, limit: 10 }), options);
   return html`
     <${Heading} above=${html`<a href=${address("")}>Overview</a> / queue`}
       aside=${settings.data?.paused && html`<span class="badge paused">paused</span>`}>${name}<//>
