@@ -61,6 +61,13 @@ if missing := [file for file in sorted(ON_VALKEY) if not (Path(__file__).parent 
 
 
 @pytest.fixture(autouse=True)
+def fronts_that_each_claim_advances(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let each claim on PostgreSQL in this process set where the next begins to read: tests notice a job it skips."""
+    if request.node.get_closest_marker("postgres") is not None:
+        monkeypatch.setattr("tenure.storage.postgres.transaction.ADVANCE_EVERY", 0)
+
+
+@pytest.fixture(autouse=True)
 def logging_as_before() -> Iterator[None]:
     """Restore the logging of the process after each test: blocks of the docs, apps and commands configure it."""
     manager = logging.root.manager

@@ -506,7 +506,7 @@ class Tenure(Decorators):
             for_=for_,
             degraded_is=degraded_is,
             process_health=lambda: ProcessHealth(metrics=self._metrics.totals()),
-            outbox=self.outbox,
+            outbox=lambda: self.outbox,
         )
 
     def runtime(self) -> Runtime:

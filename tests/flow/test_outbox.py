@@ -72,8 +72,8 @@ def box(app: Tenure) -> Outbox:
     return app.outbox
 
 
-async def test_a_commit_relays_its_calls_and_a_rollback_none(kind: str, outbox_url: str, redis_url: str) -> None:
-    app = Tenure(redis_url, outbox=outbox_url)
+async def relays_what_was_committed(kind: str, outbox_url: str, queue_url: str) -> None:
+    app = Tenure(queue_url, outbox=outbox_url)
 
     @app.task
     async def charge(order: str) -> None: ...
@@ -93,6 +93,17 @@ async def test_a_commit_relays_its_calls_and_a_rollback_none(kind: str, outbox_u
         assert sorted(await ids(app)) == sorted(committed)
         state = await box(app).state()
         assert (state.waiting, state.refused, state.oldest) == (0, 0, 0.0)
+
+
+async def test_a_commit_relays_its_calls_and_a_rollback_none(kind: str, outbox_url: str, redis_url: str) -> None:
+    await relays_what_was_committed(kind, outbox_url, redis_url)
+
+
+@pytest.mark.parametrize("kind", marked(["psycopg", "psycopg-async"]), indirect=True)
+async def test_an_outbox_works_through_pgbouncer_in_transaction_mode(
+    kind: str, pgbouncer_url: str, tmp_path: Path
+) -> None:
+    await relays_what_was_committed(kind, pgbouncer_url, f"sqlite:///{tmp_path}/queue.db")
 
 
 @pytest.mark.parametrize("kind", marked(SYNC), indirect=True)

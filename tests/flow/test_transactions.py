@@ -24,6 +24,7 @@ from tenure import (
 from tenure.core.job import Owner
 from tenure.ops.move import Move
 from tenure.storage.connections import run_now
+from tenure.storage.postgres import call_format
 from tenure.storage.protocol import ClaimRequest, Query
 from tests.flow.transactions import KINDS, Begin, Transaction, autocommitting
 
@@ -230,6 +231,83 @@ async def test_an_unreadable_call_does_not_block_the_others(
                 await handle.state()
         found = await connection.execute(f"SELECT id, refused FROM {schema}.intake".encode())
         assert [stays for stays, _ in await found.fetchall()] == [jobs[1].id]
+
+
+@pytest.mark.postgres
+async def test_a_call_of_a_newer_version_waits_for_a_worker_that_can_read_it(
+    postgres_url: str, connection: psycopg.AsyncConnection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = Tenure(postgres_url)
+
+    @app.task
+    async def charge(order: int) -> None: ...
+
+    async with app:
+        # For a newer producer, `timeout` is a field that workers of this version do not know.
+        monkeypatch.setattr(call_format, "SINCE", {"timeout": 2})
+        newer = await charge.options(tx=connection, timeout="5s").enqueue(1)
+        plain = await charge.options(tx=connection).enqueue(2)
+        await connection.commit()
+
+        assert await plain.state() == "waiting"
+        with pytest.raises(JobNotFoundError):
+            await newer.state()
+        findings = {one.subject: one for one in await (await app.opened()).examine(deep=False)}
+        assert findings["calls"].level == "warning"
+        assert (
+            "1 committed calls of users' transactions wait for a worker of a newer version" in findings["calls"].message
+        )
+
+        monkeypatch.setattr(call_format, "FORMAT", 2)
+        assert await newer.state() == "waiting"
+        timeout = (await newer.info()).job.timeout
+        assert timeout is not None
+        assert timeout.total_seconds() == 5
+
+
+@pytest.mark.parametrize(
+    "kind", marked(kind for kind in KINDS if "async" in kind and KINDS[kind][0] != "sqlite"), indirect=True
+)
+async def test_a_cancelled_call_holds_no_lock_after_the_rollback(
+    kind: str, url: str, connection: psycopg.AsyncConnection[Any]
+) -> None:
+    app = Tenure(url)
+
+    @app.task
+    async def charge(order: str) -> None: ...
+
+    schema = url.partition("schema=")[2]
+    locks = (
+        "SELECT lock.granted FROM pg_locks AS lock JOIN pg_class AS class ON class.oid = lock.relation "
+        f"WHERE class.relnamespace = '{schema}'::regnamespace AND lock.pid <> pg_backend_pid()"
+    ).encode()
+
+    async def granted() -> list[bool]:
+        return [held for (held,) in await (await connection.execute(locks)).fetchall()]
+
+    async with app, KINDS[kind][1](url) as begin:
+        async with begin() as transaction:
+            # The first call reads what the next ones need.
+            await charge.options(tx=transaction.tx).enqueue("none")
+            await transaction.rollback()
+        async with begin() as transaction:
+            await connection.execute(f"LOCK TABLE {schema}.intake IN EXCLUSIVE MODE".encode())
+            waiting = asyncio.create_task(charge.options(tx=transaction.tx).enqueue("cancelled"))
+            async with asyncio.timeout(30):
+                while False not in await granted():  # noqa: ASYNC110 - the server does not notify
+                    await asyncio.sleep(0.01)
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+            await connection.rollback()
+            await transaction.rollback()
+
+        assert await granted() == []
+        await connection.rollback()
+        async with begin() as transaction:
+            await charge.options(tx=transaction.tx, id="next").enqueue("next")
+            await transaction.commit()
+        assert await ids(app) == ["next"]
 
 
 @pytest.mark.postgres

@@ -28,6 +28,7 @@ app = Tenure(
         max_block=os.environ.get("FLEET_MAX_BLOCK", "10m"),
     ),
     defaults=TaskOptions(stall=Stall(max_count=int(os.environ.get("FLEET_MAX_COUNT", "1000")))),
+    outbox=os.environ.get("FLEET_OUTBOX"),
 )
 
 if "FLEET_NOFILE" in os.environ:

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -273,6 +274,25 @@ async def test_the_supervisor_serves_all_children_at_one_port_through_deaths(mak
     # What dead children have counted is still included.
     assert found["tenure_jobs_total"].total("tenure_jobs_total", task="fleet_app.quick") == 40
     assert found["tenure_job_duration_seconds"].total("tenure_job_duration_seconds_count", task="fleet_app.quick") == 40
+    assert await asyncio.to_thread(parent.wait, PATIENCE) == 0
+
+
+async def test_a_supervisor_serves_the_figures_of_the_outbox(make_fleet: MakeFleet, tmp_path: Path) -> None:
+    fleet = make_fleet()
+    fleet.env |= {"TENURE_HTTP_TOKEN": TOKEN, "FLEET_OUTBOX": f"sqlite:///{tmp_path}/shop.db"}
+    parent = http(fleet, "worker", "fleet_app:app", "--processes", "2")
+    port = await served(fleet)
+
+    async def counted() -> bool:
+        answer = await ask(port, "/metrics", token=TOKEN)
+        return answer.status == 200 and "tenure_outbox_calls" in read(answer.body)
+
+    await fleet.until(counted, within=PATIENCE)
+    found = read((await ask(port, "/metrics", token=TOKEN)).body)
+    parent.send_signal(signal.SIGTERM)
+
+    assert found["tenure_outbox_calls"].total("tenure_outbox_calls", state="waiting") == 0
+    assert found["tenure_outbox_oldest_seconds"].total("tenure_outbox_oldest_seconds") == 0
     assert await asyncio.to_thread(parent.wait, PATIENCE) == 0
 
 

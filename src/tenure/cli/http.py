@@ -16,6 +16,7 @@ from click.core import ParameterSource
 from tenure.cli.session import length
 from tenure.clock import Clock
 from tenure.errors import UsageError
+from tenure.health.asgi import no_outbox
 from tenure.health.auth import TokenAuth
 from tenure.health.build import OTHERS, PATIENCE, TOKEN_VARIABLE, health_app, thresholds
 from tenure.health.process_health import ProcessHealth
@@ -49,7 +50,7 @@ class Http:
         clock: Clock,
         queues: Callable[[], Iterable[str]] = tuple,
         process_health: Callable[[], ProcessHealth],
-        outbox: Outbox | None = None,
+        outbox: Callable[[], Outbox | None] = no_outbox,
     ) -> HTTPServer:
         """Return the server, not yet started."""
         app = health_app(

@@ -122,7 +122,7 @@ def _server(runtime: Runtime, http: Http, stopping: Callable[[], bool]) -> HTTPS
         clock=runtime.clock,
         queues=lambda: {task.queue for task in runtime.tasks.values()},
         process_health=lambda: ProcessHealth(stopping=stopping(), metrics=runtime.metrics.totals()),
-        outbox=runtime.outbox,
+        outbox=lambda: runtime.outbox,
     )
 
 

@@ -71,7 +71,7 @@ async def _relay(app: Tenure, runtime: Runtime, relaying: Relay, http: Http | No
             timing=lambda: runtime.timing,
             clock=runtime.clock,
             process_health=lambda: ProcessHealth(stopping=stopped.is_set(), metrics=runtime.metrics.totals()),
-            outbox=runtime.outbox,
+            outbox=lambda: runtime.outbox,
         )
     async with server or contextlib.nullcontext():
         logger.info("relays the calls of %s to %s", "" if app.outbox is None else app.outbox.url, app.storage.url)

@@ -59,7 +59,7 @@ async def _serve(session: CommandSession, http: Http) -> None:
         clock=SystemClock(),
         queues=lambda: {task.queue for task in tasks.values()},
         process_health=lambda: ProcessHealth(stopping=stopped.is_set()),
-        outbox=access.outbox,
+        outbox=lambda: access.outbox,
     )
     async with server:
         await stopped.wait()

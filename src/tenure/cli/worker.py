@@ -249,7 +249,8 @@ def run_worker(
         # Before the first claim, so that the supervisor knows the storage of a child that holds jobs. After all checks
         # of options, because the supervisor restarts a child that has said hello.
         queues = {task.queue for task in app.tasks.values()}
-        child.hello(app.url, app.timing, queues=queues, serves=options.queues or ())
+        outbox = None if app.outbox is None else app.outbox.address
+        child.hello(app.url, app.timing, queues=queues, serves=options.queues or (), outbox=outbox)
     _handle_early_and_late_signals(app_worker, child)
     # The runner is never closed: closing waits for threads, and one of them may never end.
     runner = loop_runner(loop_from_environment())
@@ -284,7 +285,7 @@ def _server(app: Tenure, app_worker: Worker, http: Http) -> HTTPServer:
         clock=runtime.clock,
         queues=lambda: {task.queue for task in app.tasks.values()},
         process_health=app_worker.vitals,
-        outbox=app.outbox,
+        outbox=lambda: app.outbox,
     )
 
 
@@ -387,6 +388,7 @@ def _overseer(http: Http, overview: Overview) -> HTTPServer:
         clock=SystemClock(),
         queues=lambda: overview.queues,
         process_health=overview.vitals,
+        outbox=lambda: overview.outbox,
     )
 
 

@@ -32,6 +32,12 @@ MOST_FIELDS = 100
 _TEXT = b"text/plain; charset=utf-8"
 _JSON = b"application/json"
 
+
+def no_outbox() -> Outbox | None:
+    """Return None: most apps have no outbox."""
+    return None
+
+
 Answer = tuple[int, bytes, bytes, Headers]
 
 
@@ -47,12 +53,12 @@ class HealthApp:
         queues: Callable[[], Iterable[str]] = tuple,
         degraded_is: DegradedIs = 200,
         process_health: Callable[[], ProcessHealth] = ProcessHealth,
-        outbox: Outbox | None = None,
+        outbox: Callable[[], Outbox | None] = no_outbox,
     ) -> None:
         """Take the parts.
 
         `queues`: returns queues that exist even if the storage does not know them. `process_health`: returns the health
-        of this process; any thread may call it.
+        of this process; any thread may call it. `outbox`: returns an outbox whose calls are part of the metrics.
         """
         self._outbox = outbox
         self._watch = watch
@@ -155,13 +161,14 @@ class HealthApp:
 
     async def _outbox_state(self) -> OutboxState | None:
         """Return the state of the outbox; None without one, or if it does not answer."""
-        if self._outbox is None:
+        outbox = self._outbox()
+        if outbox is None:
             return None
         try:
             async with asyncio.timeout(LIMIT):
-                return await self._outbox.state()
+                return await outbox.state()
         except (TenureError, TimeoutError) as error:
-            logger.warning("the outbox %s does not answer: %s", self._outbox.url, error)
+            logger.warning("the outbox %s does not answer: %s", outbox.url, error)
             return None
 
     def _admitted(self, scope: Scope) -> bool:

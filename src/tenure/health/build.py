@@ -9,7 +9,7 @@ from tenure.core.backlog import Thresholds
 from tenure.core.check import flag, named, one_of, shown, whole
 from tenure.core.duration import Duration, duration
 from tenure.errors import UsageError
-from tenure.health.asgi import DegradedIs, HealthApp
+from tenure.health.asgi import DegradedIs, HealthApp, no_outbox
 from tenure.health.auth import TokenAuth
 from tenure.health.monitor import StorageMonitor
 from tenure.health.process_health import ProcessHealth
@@ -42,9 +42,9 @@ def health_app(
     for_: Duration = PATIENCE,
     degraded_is: DegradedIs = 200,
     process_health: Callable[[], ProcessHealth] = ProcessHealth,
-    outbox: Outbox | None = None,
+    outbox: Callable[[], Outbox | None] = no_outbox,
 ) -> HealthApp:
-    """Return a health app. `outbox`: its calls are part of the metrics.
+    """Return a health app. `outbox`: returns an outbox whose calls are part of the metrics.
 
     Raises:
         UsageError: an option has an invalid value, or neither a token nor `unprotected` is given.

@@ -47,10 +47,11 @@ _COMMENT = re.compile(r"^--.*\n", re.MULTILINE)
 
 
 class OutboxDatabase(ABC):
-    """The database of an outbox. `url`: without passwords."""
+    """The database of an outbox. `url`: without passwords. `address`: with them, for another process."""
 
     dialect: Dialect
     url: str
+    address: str
     statements: Mapping[str, str]
 
     def __init__(self) -> None:
@@ -121,7 +122,7 @@ class PostgresOutbox(OutboxDatabase):
         super().__init__()
         given = dict(parse_qsl(urlsplit(address.url).query))
         self.url, self.schema = address.shown, given.get("schema", "public")
-        self._address = address
+        self._address, self.address = address, address.url
         self.statements = {
             name: text.replace("tenure.", f'"{self.schema}".').replace("tenure_outbox_schema", f'"{self.schema}"')
             for name, text in _statements("postgresql.sql").items()
@@ -181,6 +182,7 @@ class SQLiteOutbox(OutboxDatabase):
     def __init__(self, url: str, path: str) -> None:
         super().__init__()
         self.url, self.path = url, os.path.realpath(path)
+        self.address = f"sqlite:///{self.path}"
         found = _statements("sqlite.sql")
         self._tables = found["tables"].split(";\n")
         # `executescript` would end the transaction.

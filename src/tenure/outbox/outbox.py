@@ -97,7 +97,7 @@ class StoredCall(Struct, frozen=True):
 
 
 class Outbox:
-    """An outbox. `url`: without passwords."""
+    """An outbox. `url`: without passwords. `address`: with them, for another process."""
 
     def __init__(self, database: OutboxDatabase, *, clock: Clock, logger: logging.Logger) -> None:
         self._database = database
@@ -105,7 +105,7 @@ class Outbox:
         self._logger = logger
         self._identity: str | None = None
         self._checked_at = self._warned_at = float("-inf")
-        self.url = database.url
+        self.url, self.address = database.url, database.address
 
     # ── the table ─────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -3,14 +3,17 @@
 The supervisor's loop takes a snapshot every half second. An old snapshot shows that this loop does not turn.
 """
 
+import contextlib
 from collections.abc import Iterable
 
 from tenure.clock import Clock
-from tenure.errors import StorageUnavailableError
-from tenure.health.monitor import NoStorageYetError
+from tenure.errors import StorageUnavailableError, UsageError
+from tenure.health.monitor import NoStorageYetError, logger
 from tenure.health.process_health import ProcessHealth, blocked
 from tenure.metrics import Key, MetricsRegistry, added_up
 from tenure.options import Timing
+from tenure.outbox.database import outbox_database
+from tenure.outbox.outbox import Outbox
 from tenure.storage.protocol import Storage
 from tenure.supervisor.child import ChildProcess
 from tenure.worker.loop_lag import TICK, RecentMaximum
@@ -33,6 +36,8 @@ class Overview:
         self.queues: tuple[str, ...] = ()
         """The queues of the app's tasks."""
         self.storage: Storage | None = None
+        self.outbox: Outbox | None = None
+        """The app's outbox, if it has one and a child has sent its address."""
         self._metrics = metrics
         self._clock = clock
         self._lag = RecentMaximum()
@@ -43,6 +48,10 @@ class Overview:
     def set_app_info(self, hello: ChildStarted) -> None:
         """Store what a child has sent about its app."""
         self.timing, self.queues = hello.timing, hello.queues
+        if self.outbox is None and hello.outbox is not None:
+            # A child may run any code: what it sends may be no address.
+            with contextlib.suppress(UsageError):
+                self.outbox = Outbox(outbox_database(hello.outbox), clock=self._clock, logger=logger)
 
     def take_snapshot(self, children: Iterable[ChildProcess], *, stopping: bool) -> None:
         """Take a snapshot; on the supervisor's loop."""

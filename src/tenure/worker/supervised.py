@@ -88,8 +88,19 @@ class SupervisorLink:
             os.set_inheritable(inherited, False)
         return cls(line, config.owner_id, scoreboard, stacks, siblings=config.siblings)
 
-    def hello(self, url: str, timing: Timing, *, queues: Iterable[str] = (), serves: Iterable[str] = ()) -> None:
-        """Send the storage's address and the timing to the supervisor. From now on, end when the supervisor ends."""
+    def hello(
+        self,
+        url: str,
+        timing: Timing,
+        *,
+        queues: Iterable[str] = (),
+        serves: Iterable[str] = (),
+        outbox: str | None = None,
+    ) -> None:
+        """Send the addresses of the storage and of the outbox, and the timing, to the supervisor.
+
+        From now on, end when the supervisor ends.
+        """
         end_with_parent()
         threading.Thread(target=self._follow_supervisor, name="tenure-parent", daemon=True).start()
         # After the message, the supervisor may ask for the stacks.
@@ -104,6 +115,7 @@ class SupervisorLink:
             timing.leader_ttl.total_seconds(),
             names_that_fit(sorted(queues)),
             names_that_fit(serves),
+            outbox,
         )
         self._line.sendall(encode_message(hello))
 

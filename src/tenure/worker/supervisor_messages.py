@@ -34,7 +34,8 @@ class ChildConfig(Struct, frozen=True):
 class ChildStarted(Struct, frozen=True, tag="hello", tag_field="say"):
     """The child has started. Carries the storage's address and the timing, in seconds.
 
-    `queues`: the queues that the app's tasks go to. `serves`: the queues that this worker claims from.
+    `queues`: the queues that the app's tasks go to. `serves`: the queues that this worker claims from. `outbox`: the
+    address of the app's outbox.
     """
 
     url: str
@@ -46,6 +47,7 @@ class ChildStarted(Struct, frozen=True, tag="hello", tag_field="say"):
     leader_ttl: float = 4.0
     queues: tuple[str, ...] = ()
     serves: tuple[str, ...] = ()
+    outbox: str | None = None
 
     @property
     def timing(self) -> Timing:

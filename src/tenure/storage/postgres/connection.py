@@ -17,6 +17,7 @@ from psycopg.types.string import StrBinaryDumper
 
 from tenure.core.text import storable
 from tenure.errors import UsageError
+from tenure.storage.postgres import call_format
 from tenure.storage.postgres.address import PostgresAddress
 from tenure.storage.postgres.compatibility import SchemaState, read_state, require_usable
 from tenure.storage.postgres.statements import NAMED
@@ -187,6 +188,7 @@ def run_parts(connection: Connection, statement: str, address: PostgresAddress) 
         "idle": str(IDLE),
         "patience": str(PATIENCE),
         "gate": address.gate,
+        "format": call_format.FORMAT,
     }
     cursor = psycopg.ClientCursor(connection)
     cursor.execute(NAMED[statement], values)

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from tenure.errors import StorageMovedError
-from tenure.storage.postgres import grants
+from tenure.storage.postgres import call_format, grants
 from tenure.storage.postgres.compatibility import read_state
 from tenure.storage.postgres.migration_files import SCHEMA
 from tenure.storage.postgres.schema import LIVES
@@ -199,7 +199,14 @@ def _connections(tx: Transaction) -> Finding:
 
 
 def _calls(tx: Transaction, schema: str) -> Finding:
-    count, why = tx.all("health.refused")[0]
+    count, why, newer = tx.all("health.refused", {"format": call_format.FORMAT})[0]
+    if newer and not count:
+        return Finding(
+            "warning",
+            "calls",
+            f"{newer:,} committed calls of users' transactions wait for a worker of a newer version, to read them",
+            "upgrade the workers to the version of the producers",
+        )
     if not count:
         return Finding("ok", "calls", "no call of a user's transaction was refused")
     remedy = f"correct the cause, and then set the column refused to NULL in these rows of {schema}.intake"

@@ -17,6 +17,7 @@ from tenure.core.job import NewJob, Ref
 from tenure.core.text import storable
 from tenure.errors import StorageMovedError, UsageError
 from tenure.storage.connections import TxConnection, sqlstate
+from tenure.storage.postgres import call_format
 from tenure.storage.postgres.address import PostgresAddress
 from tenure.storage.postgres.statements import STATEMENTS
 from tenure.storage.protocol import EnqueueResult
@@ -49,7 +50,10 @@ async def insert(
     """
     if tx.dialect != "postgresql":
         raise _elsewhere(address)
-    calls = [[job.queue, job.id, base64.b64encode(msgspec.msgpack.encode(job)).decode()] for job in jobs]
+    calls = [
+        [job.queue, job.id, base64.b64encode(msgspec.msgpack.encode(job)).decode(), call_format.format_of(job)]
+        for job in jobs
+    ]
     values: dict[str, Any] = {"calls": json_rows(calls), "identity": identity, "now": now}
     try:
         stored = await tx.rows(_insert(address.schema), values)
@@ -72,14 +76,19 @@ def absorb(tx: Transaction) -> None:
     """Make jobs of calls that users' transactions have committed, in the order of their inserts, at most `LIMIT`.
 
     A call of which no job can be made stays in the table, with the reason; it does not keep back the others. So does a
-    call for a queue whose jobs were moved, until `readmit`.
+    call for a queue whose jobs were moved, until `readmit`. A call of a newer program that this one cannot read waits.
     """
-    _store_all(tx, tx.all("intake.waiting", {"limit": LIMIT, "bytes": BYTES}), exchange.enqueue_all)
+    _store_all(
+        tx,
+        tx.all("intake.waiting", {"limit": LIMIT, "bytes": BYTES, "format": call_format.FORMAT}),
+        exchange.enqueue_all,
+    )
 
 
 def readmit(tx: Transaction, queue: str) -> bool:
     """Make jobs of committed calls for a queue, also if its jobs were moved; return False if there are none (left)."""
-    values = {"queue": queue, "moved": StorageMovedError.__name__, "limit": LIMIT, "bytes": BYTES}
+    moved = StorageMovedError.__name__
+    values = {"queue": queue, "moved": moved, "limit": LIMIT, "bytes": BYTES, "format": call_format.FORMAT}
     rows = tx.all("intake.held", values)
     _store_all(tx, rows, exchange.enqueue_moved)
     return bool(rows)

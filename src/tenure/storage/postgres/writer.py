@@ -23,7 +23,7 @@ from tenure.storage.postgres.connection import Connection, Session, begin
 from tenure.storage.postgres.days import Days
 from tenure.storage.postgres.fate import RETRY_DELAY, was_committed
 from tenure.storage.postgres.statements import NAMED
-from tenure.storage.postgres.transaction import PostgresTransaction
+from tenure.storage.postgres.transaction import Advanced, PostgresTransaction
 from tenure.storage.sql import claim_numbers
 from tenure.storage.sql.transaction import Lanes, Transaction
 from tenure.storage.sql.writer import CALL_TIMEOUT, Operation, Writer
@@ -78,6 +78,7 @@ class Claims:
         """Reset after a fork: the owners are those of the parent, and no thread here gives back its turn."""
         self.turns = Turns()
         self.lanes: Lanes = {}
+        self.advanced: Advanced = {}
 
 
 class PostgresWriter(Writer):
@@ -165,7 +166,8 @@ class PostgresWriter(Writer):
         with self._claims.turns:
             connection = self._session.use()
             (now, number, calls_wait), state = begin(connection, "session.write", self._address)
-            tx = PostgresTransaction(connection.cursor(binary=True), self._claims.lanes, repairs=True)
+            cursor = connection.cursor(binary=True)
+            tx = PostgresTransaction(cursor, self._claims.lanes, repairs=True, advanced=self._claims.advanced)
             tx.now = now
             tx.closes = state.closes(now)
             if calls_wait:

@@ -22,17 +22,17 @@ def promote(tx: Transaction, queue: str, limit: int) -> int:
     due = tx.all("exchange.due", {"queue": queue, "now": tx.now, "limit": limit})
     if not due:
         return 0
-    aged = [seq for seq, expires_at, _ in due if expires_at is not None and expires_at <= tx.now]
+    aged = [seq for seq, expires_at, *_ in due if expires_at is not None and expires_at <= tx.now]
     for seq in aged:
         expire(tx, seq, job_at(tx, seq))
-    young = [(seq, keyed) for seq, _, keyed in due if seq not in aged]
+    young = [(seq, keyed) for seq, _, keyed, _ in due if seq not in aged]
     # `is_fair` resets the fair order of an empty queue, so call it only if a job enters the queue.
     if young and (fair_queue.is_fair(tx, queue) or any(keyed for _, keyed in young)):
         for seq, _ in young:
             _promote(tx, seq, job_at(tx, seq))
     elif young:
         promoted = tx.run("exchange.promote", {"queue": queue, "now": tx.now, "limit": len(young)})
-        tx.count_move(queue, left="delayed", to="waiting", jobs=promoted)
+        tx.count_move(queue, left="delayed", to="waiting", jobs=promoted, since=min(score for *_, score in due))
     concurrency_keys.release_freed(tx)
     return len(due)
 
@@ -43,8 +43,9 @@ def _promote(tx: Transaction, seq: int, job: JobRecord) -> None:
         # The repair of its record has ended the job.
         return
     at = entered_at(job.score, boost=job.boost, lifo=job.lifo)
-    tx.run("exchange.promote_one", {"score": fair_queue.score(tx, job, at), "seq": seq})
-    tx.count_move(job.queue, left="delayed", to="waiting")
+    score = fair_queue.score(tx, job, at)
+    tx.run("exchange.promote_one", {"score": score, "seq": seq})
+    tx.count_move(job.queue, left="delayed", to="waiting", since=score)
 
 
 class Claim:
@@ -95,12 +96,14 @@ class Claim:
         started: list[tuple[int, JobRecord]] = []
         slots: list[concurrency_keys.Slot] = []
         let_in = 0
+        reached: int | None = None
         if keyed := [job for _, job, _ in found if job.keys]:
             concurrency_keys.load(tx, keyed)
         for seq, job, plain in found:
             if paced and not rates.free(tx, queue):
                 break
             self._examinable -= 1
+            reached = job.score
             if job.parked_under is not None:
                 job = concurrency_keys.unpark_one(tx, seq, job)
             free = False
@@ -127,6 +130,10 @@ class Claim:
         _start(tx, self._owner, started)
         fair_queue.mark_dispatched(tx, queue, (job for _, job in started))
         tx.count_move(queue, left="waiting", to="active", jobs=len(started))
+        if reached is not None:
+            # The ready jobs before this one have been started or moved. What this transaction has made ready since then
+            # lowers the front again.
+            tx.advance(queue, "waiting", reached)
         self.leases += [Lease(job) for _, job in started]
         return let_in
 

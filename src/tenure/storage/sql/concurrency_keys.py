@@ -120,7 +120,7 @@ def park(tx: Transaction, seq: int, job: JobRecord, under: str) -> None:
 def unpark_one(tx: Transaction, seq: int, job: JobRecord) -> JobRecord:
     """Release a parked job, and return its new record."""
     tx.run("exchange.park", {"under": None, "seq": seq})
-    tx.count_move(job.queue, left="parked")
+    tx.count_move(job.queue, left="parked", since=job.score)
     return structs.replace(job, parked_under=None)
 
 
@@ -196,9 +196,10 @@ def _unpark_all(tx: Transaction, rooms: Sequence[tuple[str, str, int]]) -> int:
     if not rooms:
         return 0
     values = {"rooms": json_rows(rooms), "most": max(room for _, _, room in rooms)}
-    unparked = Counter(queue for (queue,) in tx.all("exchange.unpark", values))
+    rows = tx.all("exchange.unpark", values)
+    unparked = Counter(queue for queue, _ in rows)
     for queue, jobs in unparked.items():
-        tx.count_move(queue, left="parked", jobs=jobs)
+        tx.count_move(queue, left="parked", jobs=jobs, since=min(score for of, score in rows if of == queue))
         tx.topics.append(queue_topic(queue))
     return unparked.total()
 

@@ -147,32 +147,33 @@ def _create_alike(tx: Transaction, alike: Sequence[tuple[int, NewJob]], *, diffe
     run_at = _run_at(tx, first)
     values = rows.new_job(first, run_at, tx.now)
     states: list[str] = []
+    scores: list[int]
     if differ:
         run_ats = [_run_at(tx, new) for _, new in alike]
         states = ["delayed" if at > tx.now else "waiting" for at in run_ats]
+        scores = [
+            score_at(max(at, tx.now) + offset, boost=new.boost, lifo=new.lifo)
+            for (offset, new), at in zip(alike, run_ats, strict=True)
+        ]
         calls = json_list(
             [
                 (
                     new.id,
                     rows.text(new.headers),
-                    score_at(max(at, tx.now) + offset, boost=new.boost, lifo=new.lifo),
+                    score,
                     *payloads.add(new.payload),
                     *(state, at, *rows.key_columns(new)),
                 )
-                for (offset, new), at, state in zip(alike, run_ats, states, strict=True)
+                for (_, new), score, at, state in zip(alike, scores, run_ats, states, strict=True)
             ]
         )
     else:
         at = max(run_at, tx.now)
+        scores = [score_at(at + offset, boost=new.boost, lifo=new.lifo) for offset, new in alike]
         calls = json_list(
             [
-                (
-                    new.id,
-                    rows.text(new.headers),
-                    score_at(at + offset, boost=new.boost, lifo=new.lifo),
-                    *payloads.add(new.payload),
-                )
-                for offset, new in alike
+                (new.id, rows.text(new.headers), score, *payloads.add(new.payload))
+                for (_, new), score in zip(alike, scores, strict=True)
             ]
         )
     if calls is None:
@@ -184,7 +185,7 @@ def _create_alike(tx: Transaction, alike: Sequence[tuple[int, NewJob]], *, diffe
         return False
     delayed = states.count("delayed") if differ else created * (run_at > tx.now)
     tx.count_move(first.queue, to="delayed", jobs=delayed)
-    tx.count_move(first.queue, to="waiting", jobs=created - delayed)
+    tx.count_move(first.queue, to="waiting", jobs=created - delayed, since=min(scores))
     if differ or first.keys:
         concurrency_keys.load(tx, (new for _, new in alike))
         for _, new in alike:
@@ -380,7 +381,7 @@ def _insert(tx: Transaction, new: NewJob, run_at: int, offset: int) -> bool:
     values["score"] = _score(tx, new, run_at, offset)
     if not tx.run("enqueue.insert", values):
         return False
-    tx.count_move(new.queue, to=values["state"])
+    tx.count_move(new.queue, to=values["state"], since=values["score"])
     if new.keys:
         concurrency_keys.register(tx, new)
     tx.topics.append(queue_topic(new.queue))

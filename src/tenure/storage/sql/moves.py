@@ -58,7 +58,7 @@ def _arrive(tx: Transaction, detail: JobDetail) -> bool:
     row = tx.one("receive.seq", {"queue": job.queue, "id": job.id})
     if row is None:
         raise AssertionError(f"{job.ref} was inserted, but is not there")
-    tx.count_move(job.queue, to=job.state)
+    tx.count_move(job.queue, to=job.state, since=job.score if job.finished is None else job.finished)
     if job.redrive_at is not None and job.state is State.FAILED:
         tx.count_move(job.queue, to="ruled")
     if not ends:

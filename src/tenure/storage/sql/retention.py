@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import takewhile
 
 from tenure.core.lifecycle import State
 from tenure.core.retention import RetentionRules
@@ -36,4 +37,7 @@ def delete_surplus(tx: Transaction, settlements: Sequence[Settlement], verdicts:
             continue
         if surplus := keep.deleted_at_once(tx.kept(queue), ended):
             gone = tx.all("sweep.longest_completed", {"queue": queue, "now": tx.now, "limit": surplus})
-            delete_plain(tx, queue, State.COMPLETED, [seq for seq, merges in gone if not merges])
+            delete_plain(tx, queue, State.COMPLETED, [seq for seq, merges, _ in gone if not merges])
+            # A job with merged calls stays for the sweep.
+            if passed := [finished for _, _, finished in takewhile(lambda row: not row[1], gone)]:
+                tx.advance(queue, State.COMPLETED, passed[-1])

@@ -76,20 +76,20 @@ def redrive(
 ) -> None:
     """Put an ended job back in its queue."""
     again = redriven(job, tx.now, delay=delay, by_rule=by_rule)
-    waits = again.state is State.WAITING
+    score = fair_queue.score(tx, again, again.run_at) if again.state is State.WAITING else again.score
     tx.run(
         "revise.redrive",
         {
             "state": again.state,
             "run_at": again.run_at,
-            "score": fair_queue.score(tx, again, again.run_at) if waits else again.score,
+            "score": score,
             "expires_at": again.expires_at,
             "redrives": again.redrives,
             "error": rows.error_text(again.error),
             "seq": seq,
         },
     )
-    record_move(tx, job, again.state)
+    record_move(tx, job, again.state, score=score)
     tx.record(JobRedriven(queue=job.queue, id=job.id, task=job.task, run=job.starts, by=by, was=job.state))
     tx.topics += [queue_topic(job.queue), job_topic(job.ref)]
 
@@ -134,7 +134,7 @@ def _reschedule(tx: Transaction, seq: int, job: JobRecord, revision: RescheduleJ
             "seq": seq,
         },
     )
-    record_move(tx, job, after.state)
+    record_move(tx, job, after.state, score=score)
     if records_event(tx, job.queue, "rescheduled"):
         tx.record(rescheduled(after, revision.by))
     tx.topics.append(queue_topic(job.queue))

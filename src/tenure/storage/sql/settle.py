@@ -92,7 +92,7 @@ def _runs(tx: Transaction, refs: Sequence[Ref]) -> dict[Ref, Row]:
 def _row(seq: int, job: JobRecord) -> Row:
     return (
         *(seq, job.state.value, job.fence, job.owner, job.cancel_at, rows.text(job.keys)),
-        *(job.boost, job.failures, job.stalls, job.releases),
+        *(job.boost, job.failures, job.stalls, job.releases, job.score),
     )
 
 
@@ -135,7 +135,7 @@ def _completed(tx: Transaction, settlement: Settlement, row: Row, pending: _Pend
         keys = _keys(named)
         # Reading the whole record repairs unreadable keys.
         pending.release(seq, settlement, job_at(tx, seq).keys if keys is None else keys)
-    tx.count_move(queue, left="active", to="completed")
+    tx.count_move(queue, left="active", to="completed", since=tx.now)
     if isinstance(settlement.decision, Finish) and settlement.decision.keep is not None:
         tx.count_move(queue, to="kept")
     tx.topics.append(job_topic(settlement.ref))
@@ -147,7 +147,7 @@ def _settle(
 ) -> SettlementResult:
     if row is None:
         return SettlementResult(settlement.ref, settlement.fence, "gone")
-    seq, state, fence, holder, cancel_at, named, boost = row[:7]
+    seq, state, fence, holder, cancel_at, named, boost, *_, score = row
     if state != "active" or fence != settlement.fence or holder != owner.id:
         return _refused(tx, owner, settlement)
     if cancel_at is not None:
@@ -158,8 +158,8 @@ def _settle(
     if keys is None or not is_sane(row[6:]):
         # Reading the whole record repairs values that cannot be used in calculations.
         job = job_at(tx, seq)
-        boost, keys = job.boost, job.keys
-    _collect(tx, settlement, seq, boost, pending)
+        boost, keys, score = job.boost, job.keys, job.score
+    _collect(tx, settlement, seq, boost, score, pending)
     if keys:
         pending.release(seq, settlement, keys)
     return _record_events(tx, settlement)
@@ -197,7 +197,9 @@ def _when_cancelling(tx: Transaction, settlement: Settlement) -> Settlement:
     return settlement if found is None else when_cancelling(settlement, found[1])
 
 
-def _collect(tx: Transaction, settlement: Settlement, seq: int, boost: int, pending: _PendingWrites) -> None:
+def _collect(
+    tx: Transaction, settlement: Settlement, seq: int, boost: int, score: int, pending: _PendingWrites
+) -> None:
     ref, charge = settlement.ref, settlement.decision.charge
     run = seq, settlement.fence
     reason, cause, detail = settlement.decision.reason, settlement.ended.reason, settlement.ended.detail
@@ -209,7 +211,7 @@ def _collect(tx: Transaction, settlement: Settlement, seq: int, boost: int, pend
     ended = settlement.ended.ended, cause, detail
     match settlement.decision:
         case Finish(state=state, result=result, keep=keep, redrive_after=redrive_after, fault=fault):
-            tx.count_move(ref.queue, left="active", to=state.value)
+            tx.count_move(ref.queue, left="active", to=state.value, since=tx.now)
             if keep is not None and state is State.COMPLETED:
                 tx.count_move(ref.queue, to="kept")
             if redrive_after is not None and state is State.FAILED:
@@ -219,10 +221,11 @@ def _collect(tx: Transaction, settlement: Settlement, seq: int, boost: int, pend
             place = pending.results.add(result)
             pending.finished.append((*run, state.value, kept_until, redrive_at, *place, *why, fault, *charged, *ended))
         case PutBack(after=after, quarantine=quarantine, put_back_used=put_back_used, until_known=until_known):
-            tx.count_move(ref.queue, left="active", to="delayed" if after else "waiting")
             parked_under = _park_until_known(tx, ref) if until_known else None
             tx.topics.append(queue_topic(ref.queue))
             reached = tx.now if after else fair_queue.reached(tx, ref.queue, boost)
+            to = "delayed" if after else "waiting"
+            tx.count_move(ref.queue, left="active", to=to, since=min(score, reached - boost))
             terms = int(quarantine), int(put_back_used)
             pending.put_back.append((*run, after, parked_under, reached, *why, *charged, *terms, *ended))
     tx.topics.append(job_topic(ref))

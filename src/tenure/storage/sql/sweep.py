@@ -19,7 +19,7 @@ from tenure.storage.protocol import (
 )
 from tenure.storage.sql import concurrency_keys, figures, rates, schedules, sweep_steps
 from tenure.storage.sql.columns import Row
-from tenure.storage.sql.transaction import Transaction
+from tenure.storage.sql.transaction import NO_FRONT, Transaction
 from tenure.storage.sql.transitions import read_job
 
 Alive = Callable[[str], bool]
@@ -49,9 +49,14 @@ def sweep(tx: Transaction, bid: SweepRequest, alive: Alive | None) -> SweepResul
     clock_set_back = swept_at is not None and now < swept_at
     none: list[StalledLease] = []
     dead, recovery_failed = none, None
+    if clock_set_back:
+        tx.delete_fronts(NO_FRONT)
+    suspects, runs_out = _leases(tx)
     if alive is not None:
         dead, recovery_failed = tx.savepoint(lambda: _reclaim_dead(tx, bid.owner, alive), none)
-    silent, reclaim_failed = tx.savepoint(lambda: _reclaim_overdue(tx, bid.owner, SWEEP_LIMIT - len(dead)), none)
+    silent, reclaim_failed = none, None
+    if suspects:
+        silent, reclaim_failed = tx.savepoint(lambda: _reclaim_overdue(tx, bid.owner, SWEEP_LIMIT - len(dead)), none)
     stalled = dead + silent
     did, troubles = {"reclaimed": len(stalled)}, [recovery_failed, reclaim_failed]
     if clock_set_back:
@@ -59,7 +64,7 @@ def sweep(tx: Transaction, bid: SweepRequest, alive: Alive | None) -> SweepResul
     troubles.append(tx.savepoint(lambda: sweep_steps.fail_unreadable(tx), None)[1])
     # In the order of the protocol: an expired job is not promoted, and a redriven job is not trimmed.
     for name, chore in (
-        ("suspected", lambda: sweep_steps.suspect(tx, bid.grace, resumed_at)),
+        ("suspected", lambda: sweep_steps.suspect(tx, bid.grace, resumed_at) if suspects or runs_out else 0),
         ("expired", lambda: sweep_steps.expire_aged(tx)),
         ("promoted", lambda: sweep_steps.promote_due(tx)),
         ("unparked", lambda: sweep_steps.unpark(tx)),
@@ -74,6 +79,7 @@ def sweep(tx: Transaction, bid: SweepRequest, alive: Alive | None) -> SweepResul
     troubles.append(tx.savepoint(lambda: sweep_steps.delete_tags(tx), None)[1])
     troubles.append(tx.savepoint(lambda: sweep_steps.delete_rates(tx), None)[1])
     troubles.append(tx.savepoint(lambda: figures.trim(tx), None)[1])
+    troubles.append(tx.savepoint(lambda: sweep_steps.delete_fronts(tx), None)[1])
     nothing_due: tuple[tuple[Schedule, ...], int | None] = (), None
     (due, next_tick), no_look = tx.savepoint(lambda: schedules.due(tx), nothing_due)
     troubles.append(no_look)
@@ -157,6 +163,14 @@ def _reclaim_dead(tx: Transaction, bidder: Owner, alive: Alive) -> list[StalledL
         if not alive(owner):
             tx.run("reclaim.mark_dead", {"owner": owner})
     return stalled
+
+
+def _leases(tx: Transaction) -> tuple[bool, bool]:
+    """Return whether a lease may be suspect, and whether one may have to become so."""
+    suspects, runs_out, started = tx.all("sweep.leases", {"now": tx.now})[0]
+    # Each job that starts later does so at a later instant, unless the clock is set back.
+    tx.advance("", State.ACTIVE, tx.now if started is None else min(started, tx.now))
+    return bool(suspects), bool(runs_out)
 
 
 def _reclaim_overdue(tx: Transaction, bidder: Owner, limit: int) -> list[StalledLease]:

@@ -39,6 +39,9 @@ _MISNAMED = ("sweep.misnamed_waiting", "sweep.misnamed_delayed")
 _encode = msgspec.json.Encoder().encode
 _place = msgspec.json.Decoder(tuple[str, str]).decode
 
+FRONT_KEPT = 60_000_000
+"""How long the front of a queue is kept, in microseconds; then the queue is read from its beginning once."""
+
 TRIM_QUEUES = 500
 """How many counters a sweep examines for jobs past retention."""
 
@@ -194,7 +197,7 @@ def _delete(tx: Transaction, queue: str, state: str, gone: Sequence[Row], limit:
     """Delete jobs that ended in a state, in order, up to a limit; return how many calls were deleted with them."""
     trimmed = 0
     for merges, group in groupby(gone, itemgetter(1)):
-        seqs = [seq for seq, _ in group][: limit - trimmed]
+        seqs = [seq for seq, *_ in group][: limit - trimmed]
         if not merges:
             delete_plain(tx, queue, state, seqs)
             trimmed += len(seqs)
@@ -211,11 +214,12 @@ def delete_events(tx: Transaction) -> int:
     trimmed, last = (0, 0) if row is None else (int(row[0]), int(row[1]))
     beyond = max(0, last - trimmed - (EVENTS_KEPT.count or 0))
     looked_at = min(last, trimmed + TRIM_LIMIT)
-    young = tx.one("sweep.first_kept_event", {"last": looked_at, "at": tx.now - EVENTS_KEPT.age})
+    examined = {"first": trimmed + 1, "last": looked_at, "at": tx.now - EVENTS_KEPT.age}
+    young = tx.one("sweep.first_kept_event", examined)
     aged = (looked_at if young is None else int(young[0]) - 1) - trimmed
     gone = min(max(beyond, aged), TRIM_LIMIT)
     if gone:
-        tx.run("sweep.delete_events", {"last": trimmed + gone})
+        tx.run("sweep.delete_events", {"first": trimmed + 1, "last": trimmed + gone})
     return gone
 
 
@@ -235,6 +239,11 @@ def delete_rates(tx: Transaction) -> None:
     tx.run("sweep.reset_rates", {"now": tx.now, "limit": PASSED_LIMIT})
     tx.run("sweep.delete_rates", {"limit": PASSED_LIMIT})
     tx.drop_rates()
+
+
+def delete_fronts(tx: Transaction) -> None:
+    """Let old fronts rise from nothing again. See `Transaction.delete_fronts`."""
+    tx.delete_fronts(tx.now - FRONT_KEPT)
 
 
 def delete_windows(tx: Transaction) -> None:

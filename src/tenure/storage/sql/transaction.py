@@ -39,6 +39,9 @@ tasks are parked."""
 
 _NO_WORK: DueWork = (None, None, False)
 
+UNKNOWN_FRONT, NO_FRONT = -(1 << 63), (1 << 63) - 1
+"""For `count_move`: jobs may be at any place in their order, or are not in this order at all."""
+
 TASKS_READ = 100
 """How many tasks' settings are read before they are needed. With more tasks that have settings, each is looked up."""
 
@@ -123,6 +126,7 @@ class Transaction(ABC):
         self._events: list[tuple[int, str | None, str | None, bytes]] = []
         self._figures: list[TaskCounts] = []
         self._counts: defaultdict[tuple[str, str], int] = defaultdict(int)
+        self._since: dict[tuple[str, str], int] = {}
         self._keys: dict[tuple[str, str], KeyCounts] = {}
         self._fair_queues: dict[str, FairQueueState] = {}
         self._rates: dict[tuple[str, str], RateState] = {}
@@ -168,10 +172,27 @@ class Transaction(ABC):
         """Add to the figures of the current minute and hour."""
         self._figures += counted
 
-    def count_move(self, queue: str, *, left: str | None = None, to: str | None = None, jobs: int = 1) -> None:
-        """Count that this number of a queue's jobs went from one state to another."""
+    def count_move(
+        self,
+        queue: str,
+        *,
+        left: str | None = None,
+        to: str | None = None,
+        jobs: int = 1,
+        since: int = UNKNOWN_FRONT,
+    ) -> None:
+        """Count that this number of a queue's jobs went from one state to another.
+
+        `since`: none of the jobs that are now ready has a lower score, and none that has ended did so earlier.
+        """
         if not jobs:
             return
+        if to == "waiting" or left == "parked":
+            self.lower_front(queue, "waiting", since)
+        elif to is not None and to in TERMINAL:
+            self.lower_front(queue, to, since)
+        if left == "ruled":
+            self.lower_front(queue, "failed", UNKNOWN_FRONT)
         if to in ("delayed", "parked") or left == "delayed":
             self._due.clear()
         if left is not None:
@@ -181,6 +202,24 @@ class Transaction(ABC):
                 self._fair_queues[queue].tenants.clear()
         if to is not None:
             self._counts[queue, to] += jobs
+
+    def lower_front(self, queue: str, state: str, since: int) -> None:
+        """Record that a queue has jobs in a state from this place in their order on; `advance` has the orders."""
+        self._since[queue, state] = min(since, self._since.get((queue, state), NO_FRONT))
+
+    def advance(self, queue: str, state: str, reached: int) -> None:  # noqa: B027  # optional, as it says
+        """Record where the jobs of a queue in a state begin, so that queries need not look before that place.
+
+        `state`: 'waiting' (the ready jobs, in the order of their scores), an end state (the jobs that retention may
+        delete, in the order in which they ended), or 'active' without a queue (in the order in which they started). A
+        database without old row versions has no use for it.
+        """
+
+    def lower_fronts(self, since: Mapping[tuple[str, str], int]) -> None:  # noqa: B027  # as above
+        """Write what `lower_front` recorded."""
+
+    def delete_fronts(self, began: int) -> None:  # noqa: B027  # as above
+        """Delete what `advance` recorded where it began to do so up to this instant."""
 
     def unfinished(self, queue: str) -> int:
         """Return the number of unfinished jobs of a queue."""
@@ -328,6 +367,7 @@ class Transaction(ABC):
             self._events.clear()
             self._figures.clear()
             self._counts.clear()
+            self._since.clear()
             self._keys.clear()
             self._fair_queues.clear()
             self._rates.clear()
@@ -356,6 +396,10 @@ class Transaction(ABC):
         if self._counts:
             self._write_counts()
             self._counts.clear()
+        if self._since:
+            # Of the states whose counters have not changed.
+            self.lower_fronts(self._since)
+            self._since.clear()
         if self._keys:
             self._write_keys()
         # They are in tables that other statements change too.
@@ -386,12 +430,12 @@ class Transaction(ABC):
     def _write_counts(self) -> None:
         counts = [
             # Where jobs have ended, the next sweep checks whether jobs are past retention.
-            (queue, state, jobs, 0 if jobs > 0 and state in TERMINAL else None)
+            (queue, state, jobs, 0 if jobs > 0 and state in TERMINAL else None, self._since.pop((queue, state), None))
             for (queue, state), jobs in self._counts.items()
         ]
         if len(counts) == 1:
-            queue, state, jobs, trim_at = counts[0]
-            self.run("tally.count_one", {"queue": queue, "state": state, "jobs": jobs, "trim_at": trim_at})
+            names = "queue", "state", "jobs", "trim_at", "since"
+            self.run("tally.count_one", dict(zip(names, counts[0], strict=True)))
         else:
             self.run("tally.count", {"counts": json_rows(counts)})
         # Failed jobs that no rule redrives any more are under their queue's retention from now on.
@@ -435,7 +479,7 @@ class Transaction(ABC):
             oldest, last = self._event_bounds[0], self._event_bounds[1] + recorded
         surplus = EVENTS_KEPT.deleted_at_once(last - oldest, recorded)
         if surplus:
-            self.run("sweep.delete_events", {"last": oldest + surplus})
+            self.run("sweep.delete_events", {"first": oldest + 1, "last": oldest + surplus})
 
     def _write_fair_queue(self, queue: str, now: Fairness, then: Fairness | None) -> None:
         if then is None or now.front != then.front:

@@ -14,7 +14,7 @@ from tenure.storage.sql import concurrency_keys, rates, rows
 from tenure.storage.sql.columns import Row, UndecodableText
 from tenure.storage.sql.lists import json_rows
 from tenure.storage.sql.settings import records_event
-from tenure.storage.sql.transaction import Transaction
+from tenure.storage.sql.transaction import NO_FRONT, UNKNOWN_FRONT, Transaction
 
 _DELETE = ("revise.delete", "revise.delete_runs", "revise.delete_log")
 
@@ -142,6 +142,9 @@ def recount(tx: Transaction) -> None:
         tx.run("tally.trim_now", {"queue": queue})
         if unfinished:
             record_if_drained(tx, queue)
+    if tx.recounted:
+        # The repaired jobs may be at another place in their order.
+        tx.delete_fronts(NO_FRONT)
     tx.recounted.clear()
     tx.flush()
 
@@ -164,11 +167,14 @@ def is_past_lifetime(job: JobRecord, now: int) -> bool:
     return job.state is State.COMPLETED and job.kept_until is not None and job.kept_until <= now
 
 
-def record_move(tx: Transaction, job: JobRecord, to: State | None) -> None:
-    """Record the effects of a job's move out of a state that is not active; `to`: None if it is deleted."""
-    tx.count_move(job.queue, left=job.state, to=to)
+def record_move(tx: Transaction, job: JobRecord, to: State | None, *, score: int = UNKNOWN_FRONT) -> None:
+    """Record the effects of a job's move out of a state that is not active.
+
+    `to`: None if it is deleted. `score`: the one with which it waits, as far as it does and that is known.
+    """
+    tx.count_move(job.queue, left=job.state, to=to, since=score if to is State.WAITING else tx.now)
     if job.parked_under is not None and to is not State.WAITING:
-        tx.count_move(job.queue, left="parked")
+        tx.count_move(job.queue, left="parked", since=NO_FRONT)
         if job.parked_under.startswith(RATE):
             rates.delete_opening(tx, job.queue, job.parked_under)
     if job.kept_until is not None and job.state is State.COMPLETED:

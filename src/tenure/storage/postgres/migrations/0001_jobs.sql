@@ -142,9 +142,9 @@ CREATE INDEX job_waiting ON job_live (queue, run_at)
 CREATE INDEX job_ttl ON job_live (expires_at, queue, id)
     WHERE expires_at IS NOT NULL AND state IN ('delayed', 'waiting');
 
--- The active jobs, by owner. An index on the end of the leases would have to be
--- updated by each heartbeat: the sweep reads all active jobs instead.
-CREATE INDEX job_active ON job_live (owner, seq)
+-- The active jobs, in the order in which they started. An index on the end of the leases would have to be updated by each
+-- heartbeat: the sweep reads all active jobs instead.
+CREATE INDEX job_active ON job_live (started, owner)
     WHERE state = 'active';
 
 -- Active jobs with a cancellation request.
@@ -168,7 +168,6 @@ CREATE FUNCTION index_ended(name text) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
     EXECUTE format('CREATE UNIQUE INDEX %I ON %I (seq)', name || '_seq', name);
-    EXECUTE format('CREATE UNIQUE INDEX %I ON %I (queue, id)', name || '_id', name);
     EXECUTE format('CREATE INDEX %I ON %I (queue, state, seq)', name || '_over', name);
     -- Jobs that retention deletes: by the queue's rules, the earliest ended first, or by a lifetime of the result's own.
     -- Jobs that a rule will redrive are not deleted.
@@ -183,6 +182,9 @@ BEGIN
     EXECUTE format(
         'CREATE INDEX %I ON %I (redrive_at, queue, id) WHERE redrive_at IS NOT NULL', name || '_redrive', name
     );
+    -- The last one: while the table is empty, the planner finds all indexes that begin with the queue equally good for a
+    -- look-up by queue and id, and takes the newest. Its plan stays in use while the table grows.
+    EXECUTE format('CREATE UNIQUE INDEX %I ON %I (queue, id)', name || '_id', name);
 END
 $$;
 
@@ -252,7 +254,7 @@ LANGUAGE plpgsql STABLE ROWS 1 AS $$
 BEGIN
     RETURN QUERY SELECT * FROM job_live WHERE job_live.queue = of_queue AND job_live.id = of_id;
     IF NOT FOUND THEN
-        RETURN QUERY SELECT * FROM job WHERE job.day > 0 AND job.queue = of_queue AND job.id = of_id;
+        RETURN QUERY SELECT * FROM job WHERE job.day >= 1 AND job.queue = of_queue AND job.id = of_id;
     END IF;
 END
 $$;
@@ -263,7 +265,7 @@ LANGUAGE plpgsql STABLE ROWS 1 AS $$
 BEGIN
     RETURN QUERY SELECT * FROM job_live WHERE job_live.seq = of_seq;
     IF NOT FOUND THEN
-        RETURN QUERY SELECT * FROM job WHERE job.day > 0 AND job.seq = of_seq;
+        RETURN QUERY SELECT * FROM job WHERE job.day >= 1 AND job.seq = of_seq;
     END IF;
 END
 $$;
@@ -272,7 +274,7 @@ $$;
 CREATE FUNCTION has_ended(of_queue text, of_id text) RETURNS boolean
 LANGUAGE plpgsql STABLE AS $$
 BEGIN
-    RETURN EXISTS (SELECT 1 FROM job WHERE job.day > 0 AND job.queue = of_queue AND job.id = of_id);
+    RETURN EXISTS (SELECT 1 FROM job WHERE job.day >= 1 AND job.queue = of_queue AND job.id = of_id);
 END
 $$;
 
@@ -312,6 +314,32 @@ CREATE TABLE tally (
 
 CREATE INDEX tally_trim ON tally (trim_at)
     WHERE trim_at IS NOT NULL;
+
+-- Where the queries of a queue that read from one end of an index begin. No ready job has a score below `reached`
+-- (state 'waiting'), and no job of an end state that retention may delete ended before it. In the row without a queue: no
+-- active job started before it. The queries would otherwise
+-- read all row versions that claims and retention have left there, and while a transaction holds an old snapshot, vacuum
+-- removes none. A transaction that makes a job ready, or ends one, lowers the value behind the same gate, so it is never
+-- too high. `began`: when the value began to rise from nothing. A sweep deletes it after a minute, as a precaution.
+CREATE TABLE front (
+    queue text COLLATE "C" NOT NULL,
+    state text COLLATE "C" NOT NULL,
+    reached bigint NOT NULL,
+    began bigint NOT NULL,
+    PRIMARY KEY (queue, state)
+) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 500);
+
+CREATE INDEX front_began ON front (began);
+
+-- Returns where a query of a queue's jobs in a state begins.
+CREATE FUNCTION front_of(of_queue text, of_state text) RETURNS bigint
+LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    RETURN coalesce(
+        (SELECT reached FROM front WHERE front.queue = of_queue AND front.state = of_state), -9223372036854775808
+    );
+END
+$$;
 
 CREATE TABLE run (
     seq bigint NOT NULL,
@@ -544,13 +572,15 @@ CREATE INDEX fair_tag_passed ON fair_tag (queue, boost, tag);
 -- Calls that users' transactions have stored with their own changes (`options(tx=...)`). Each is one insert, so such a
 -- transaction never waits for the gate and never holds it. The next transaction behind the gate makes jobs of the rows
 -- that are committed. `at`: the server's clock, from which the delay and the ttl of the call count. `job`: a NewJob as
--- MessagePack. `refused`: why no job can be made of it; the row then stays here.
+-- MessagePack. `format`: only a program that knows this number reads it (storage/postgres/intake.py); the row waits for
+-- one. `refused`: why no job can be made of it; the row then stays here.
 CREATE TABLE intake (
     seq bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     queue text COLLATE "C" NOT NULL,
     id text COLLATE "C" NOT NULL,
     at bigint NOT NULL,
     job bytea NOT NULL,
+    format integer NOT NULL,
     refused text
 ) WITH (
     autovacuum_vacuum_scale_factor = 0,

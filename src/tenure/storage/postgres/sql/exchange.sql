@@ -1,9 +1,11 @@
--- exchange: settles runs that are current, then claims due jobs. Every guard is part of the statement itself.
+-- exchange: settles runs that are current, then claims due jobs. Every guard is part of the statement itself. The guards of
+-- a settlement are written with `coalesce`, so that no index matches them: the planner, without statistics, would read all
+-- active jobs of the owner, and not the few that are named.
 
 -- name: runs
 -- Returns for each listed job that exists its number in the list, and what a settlement of its run needs.
 -- `jobs`: a list of queue and id.
-SELECT listed.place - 1, seq, state, fence, owner, cancel_at, keys, boost, failures, stalls, releases
+SELECT listed.place - 1, seq, state, fence, owner, cancel_at, keys, boost, failures, stalls, releases, score
   FROM jsonb_array_elements(:jobs::jsonb) WITH ORDINALITY AS listed (value, place)
  CROSS JOIN LATERAL job_named(listed.value ->> 0, listed.value ->> 1);
 
@@ -44,9 +46,9 @@ UPDATE job
  WHERE job.day = 0
    AND job.queue = run.queue
    AND job.id = run.id
-   AND job.state = 'active'
+   AND coalesce(job.state, '') = 'active'
    AND job.fence = run.fence
-   AND job.owner = :owner
+   AND coalesce(job.owner, '') = :owner
    AND job.cancel_at IS NULL
 RETURNING job.queue, job.id, job.seq, job.keys;
 
@@ -102,7 +104,7 @@ UPDATE job
  ) AS run
  WHERE job.day = 0
    AND job.seq = run.seq
-   AND job.state = 'active'
+   AND coalesce(job.state, '') = 'active'
    AND job.fence = run.fence
    AND job.owner = :owner;
 
@@ -163,9 +165,9 @@ UPDATE job_live AS job
          FROM jsonb_array_elements(:runs::jsonb) AS listed (value)
  ) AS run
  WHERE job.seq = run.seq
-   AND job.state = 'active'
+   AND coalesce(job.state, '') = 'active'
    AND job.fence = run.fence
-   AND job.owner = :owner
+   AND coalesce(job.owner, '') = :owner
    AND job.cancel_at IS NULL;
 
 -- name: set_texts
@@ -173,8 +175,8 @@ UPDATE job_live AS job
 UPDATE job SET reason = :reason, run_reason = :why, run_detail = :detail WHERE seq = :seq;
 
 -- name: due
--- Also returns when each job becomes too old to start, and whether it has a fair key.
-SELECT seq, expires_at, fair_key IS NOT NULL
+-- Also returns when each job becomes too old to start, whether it has a fair key, and its score.
+SELECT seq, expires_at, fair_key IS NOT NULL, score
   FROM job_live
  WHERE queue = :queue
    AND state = 'delayed'
@@ -217,6 +219,8 @@ SELECT json_agg(
         WHERE queue = :queue
           AND state = 'waiting'
           AND parked_under IS NULL
+          AND score >= front_of(:queue, 'waiting')
+        ORDER BY score, id
         LIMIT 1 OFFSET :limit
        ) IS NOT NULL
   FROM (
@@ -249,6 +253,7 @@ SELECT json_agg(
         WHERE queue = :queue
           AND state = 'waiting'
           AND parked_under IS NULL
+          AND score >= front_of(:queue, 'waiting')
         ORDER BY score, id
         LIMIT :limit
  ) AS first;
@@ -260,6 +265,7 @@ SELECT score, id, seq
  WHERE queue = :queue
    AND state = 'waiting'
    AND parked_under IS NULL
+   AND score >= front_of(:queue, 'waiting')
  ORDER BY score, id
  LIMIT :limit;
 
@@ -344,7 +350,7 @@ UPDATE job
 UPDATE job_live SET parked_under = :under WHERE seq = :seq;
 
 -- name: unpark
--- Releases the best jobs that are parked under each of several keys, and returns the queue of each job.
+-- Releases the best jobs that are parked under each of several keys, and returns the queue and the score of each job.
 -- Parameters: rooms (a list of queue, key, and how many jobs to release), most (the largest of these numbers).
 WITH best AS MATERIALIZED (
      SELECT first.seq
@@ -363,7 +369,7 @@ UPDATE job_live
    SET parked_under = NULL
   FROM best
  WHERE job_live.seq = best.seq
-RETURNING queue;
+RETURNING queue, score;
 
 -- name: insert_slots
 -- `slots`: a list of a job's seq and a key's name.
@@ -511,7 +517,8 @@ SELECT queue, falls_due, opening, unknown
 
 -- name: next_ready
 -- Returns the number of the first queue, from a given number on, that has a ready job. The scalar sub-query (unlike
--- EXISTS) is never turned into a join, so the list is read in order, and only up to that queue.
+-- EXISTS) is never turned into a join, so the list is read in order, and only up to that queue. It names an order, so that
+-- the index is used that has the front.
 -- `queues`: a list.
 SELECT place - 1
   FROM jsonb_array_elements_text(:queues::jsonb) WITH ORDINALITY AS listed (name, place)
@@ -522,6 +529,8 @@ SELECT place - 1
         WHERE queue = listed.name
           AND state = 'waiting'
           AND parked_under IS NULL
+          AND score >= front_of(listed.name, 'waiting')
+        ORDER BY score, id
         LIMIT 1
        )
  LIMIT 1;
@@ -529,12 +538,15 @@ SELECT place - 1
 -- name: queue_state
 -- Returns whether a job of the queue is ready, when the next delayed job falls due, and when the first rate with parked
 -- jobs opens.
-SELECT EXISTS (
-              SELECT 1
-                FROM job_live
-               WHERE queue = :queue
-                 AND state = 'waiting'
-                 AND parked_under IS NULL
-       ),
+SELECT (
+       SELECT TRUE
+         FROM job_live
+        WHERE queue = :queue
+          AND state = 'waiting'
+          AND parked_under IS NULL
+          AND score >= front_of(:queue, 'waiting')
+        ORDER BY score, id
+        LIMIT 1
+       ) IS NOT NULL,
        (SELECT min(run_at) FROM job_live WHERE queue = :queue AND state = 'delayed'),
        (SELECT min(opens_at) FROM rate WHERE queue = :queue AND opens_at IS NOT NULL);

@@ -27,7 +27,7 @@ SELECT seq FROM job WHERE seq < :before ORDER BY seq DESC LIMIT 1 OFFSET :looks 
 -- name: floor_over
 SELECT seq
   FROM job
- WHERE day > 0
+ WHERE day >= 1
    AND queue = :queue
    AND state = :state
    AND seq < :before
@@ -37,7 +37,7 @@ SELECT seq
 -- name: floor_fault
 SELECT seq
   FROM job
- WHERE day > 0
+ WHERE day >= 1
    AND queue = :queue
    AND fault = :fault
    AND seq < :before
@@ -109,7 +109,7 @@ SELECT seq
 -- name: over
 SELECT seq
   FROM job
- WHERE day > 0
+ WHERE day >= 1
    AND queue = :queue
    AND state = :state
    AND seq < :before
@@ -121,7 +121,7 @@ SELECT seq
 -- name: of_fault
 SELECT seq
   FROM job
- WHERE day > 0
+ WHERE day >= 1
    AND queue = :queue
    AND fault = :fault
    AND seq < :before

@@ -68,8 +68,10 @@ SELECT (SELECT count(*) FROM pg_stat_activity WHERE datid IS NOT NULL),
            AND seen_at > (extract(epoch FROM clock_timestamp()) * 1000000)::bigint - :lasting::bigint);
 
 -- name: refused
--- Returns how many calls of users' transactions no job could be made of, and why, as the first of them says.
-SELECT count(*), (SELECT refused FROM intake WHERE refused IS NOT NULL ORDER BY seq LIMIT 1)
+-- Returns how many calls of users' transactions no job could be made of, why, as the first of them says, and how many wait
+-- for a program that knows a higher number than `format`.
+SELECT count(*), (SELECT refused FROM intake WHERE refused IS NOT NULL ORDER BY seq LIMIT 1),
+       (SELECT count(*) FROM intake WHERE refused IS NULL AND format > :format)
   FROM intake
  WHERE refused IS NOT NULL;
 

@@ -2,6 +2,7 @@
 
 -- name: runs
 -- Returns for each listed run that is the current one its number in the list, and the values that a renewal needs of it.
+-- Because of `coalesce` no index of the active jobs matches, which would read them all.
 -- Parameters: runs (a list of queue, id and fence), owner.
 SELECT listed.place - 1, seq, starts, started, lease, start_grace, timeout, deadline, heartbeat_timeout, run_until,
        progress_until, cancel_at, cancel_reason
@@ -9,9 +10,9 @@ SELECT listed.place - 1, seq, starts, started, lease, start_grace, timeout, dead
   JOIN job_live AS job
     ON job.queue = listed.value ->> 0
    AND job.id = listed.value ->> 1
-   AND job.state = 'active'
+   AND coalesce(job.state, '') = 'active'
    AND job.fence = (listed.value ->> 2)::bigint
-   AND job.owner = :owner;
+   AND coalesce(job.owner, '') = :owner;
 
 -- name: extend
 -- Parameters: runs (a list of seq, lease_until, run_until and progress_until), now.

@@ -41,7 +41,7 @@ UPDATE job
        fault = NULL,
        progress = NULL,
        progress_note = NULL
- WHERE day > 0
+ WHERE day >= 1
    AND seq = :seq;
 
 -- name: reschedule
@@ -55,7 +55,7 @@ UPDATE job_live
  WHERE seq = :seq;
 
 -- name: retain
-UPDATE job SET kept_until = :kept_until WHERE day > 0 AND seq = :seq;
+UPDATE job SET kept_until = :kept_until WHERE day >= 1 AND seq = :seq;
 
 -- name: delete
 DELETE FROM job WHERE seq = :seq;

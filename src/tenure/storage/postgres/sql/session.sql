@@ -6,7 +6,7 @@
 -- lead to a scan of a whole table, or to a sort of all waiting jobs where an index has their order. The server ends a
 -- transaction that gets no statement for `idle` milliseconds. A transaction waits for the gate for `patience` milliseconds.
 -- Returns the server's clock in microseconds, read once the gate is taken, the transaction's number, whether calls of users'
--- transactions wait, and what `state` returns.
+-- transactions wait that a program of this `format` can read, and what `state` returns.
 BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE;
 SELECT set_config('search_path', :schema, TRUE),
        set_config('enable_seqscan', 'off', TRUE),
@@ -17,7 +17,7 @@ SELECT set_config('search_path', :schema, TRUE),
        set_config('lock_timeout', :patience, TRUE),
        pg_advisory_xact_lock(:gate);
 SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint, pg_current_xact_id()::text,
-       EXISTS (SELECT 1 FROM intake WHERE refused IS NULL),
+       EXISTS (SELECT 1 FROM intake WHERE refused IS NULL AND format <= :format),
        (SELECT json_object_agg(key, value)::text
           FROM meta
          WHERE key IN ('schema_version', 'oldest', 'features', 'closing'));
@@ -34,7 +34,7 @@ SELECT set_config('search_path', :schema, TRUE),
        set_config('idle_in_transaction_session_timeout', :idle, TRUE),
        set_config('lock_timeout', :patience, TRUE);
 SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint,
-       EXISTS (SELECT 1 FROM intake WHERE refused IS NULL),
+       EXISTS (SELECT 1 FROM intake WHERE refused IS NULL AND format <= :format),
        (SELECT json_object_agg(key, value)::text
           FROM meta
          WHERE key IN ('schema_version', 'oldest', 'features', 'closing'));

@@ -28,7 +28,7 @@ SELECT min(run_at)
 -- and the last of them failed.
 SELECT queue, fault, count(*) AS jobs, min(finished), max(finished) AS last
   FROM job
- WHERE day > 0
+ WHERE day >= 1
    AND fault IS NOT NULL
    AND queue = ANY (names_in(:queues))
  GROUP BY queue, fault
@@ -44,7 +44,7 @@ SELECT number - 1, newest.finished, newest.id, newest.task, newest.reason, newes
  CROSS JOIN LATERAL (
        SELECT id, task, reason, error, finished
          FROM job
-        WHERE day > 0
+        WHERE day >= 1
           AND queue = listed.value ->> 0
           AND fault = listed.value ->> 1
         ORDER BY finished DESC, id DESC

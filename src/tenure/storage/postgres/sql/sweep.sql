@@ -102,6 +102,26 @@ SELECT queue
 DELETE FROM fair_tag
  WHERE (queue, boost, key) IN (SELECT queue, boost, key FROM fair_tag WHERE queue = :queue LIMIT :limit);
 
+-- name: leases
+-- Returns whether a lease is suspect, whether one may have to become so, and when the first active job started. With one
+-- look at the active jobs, most sweeps need none of the next statements, each of which reads them all.
+SELECT coalesce(bool_or(suspect_until IS NOT NULL), FALSE),
+       coalesce(bool_or(suspect_until IS NULL
+                        AND (lease_until IS NULL
+                             OR lease_until <= :now
+                             OR lease_until > :now + least(greatest(lease, start_grace, 5000000), 1000000000000000000))),
+                FALSE),
+       min(started)
+  FROM (SELECT started, suspect_until, lease_until, lease, start_grace
+          FROM job_live
+         WHERE state = 'active'
+           AND started >= front_of('', 'active')
+         UNION ALL
+        SELECT started, suspect_until, lease_until, lease, start_grace
+          FROM job_live
+         WHERE state = 'active'
+           AND started IS NULL) AS active;
+
 -- name: overdue
 SELECT *
   FROM job_live
@@ -242,7 +262,7 @@ SELECT seq
 -- Failed jobs that a rule redrives.
 SELECT seq
   FROM job
- WHERE day > 0
+ WHERE day >= 1
    AND state = 'failed'
    AND redrive_at IS NOT NULL
    AND redrive_at <= :now
@@ -251,13 +271,13 @@ SELECT seq
 
 -- name: end_redrives
 -- Only an operator can redrive this failed job from now on.
-UPDATE job SET redrive_at = NULL WHERE day > 0 AND seq = :seq;
+UPDATE job SET redrive_at = NULL WHERE day >= 1 AND seq = :seq;
 
 -- name: past_lifetime
 -- Completed jobs whose own lifetime is over.
 SELECT seq
   FROM job
- WHERE day > 0
+ WHERE day >= 1
    AND state = 'completed'
    AND kept_until IS NOT NULL
    AND kept_until <= :now
@@ -293,24 +313,29 @@ UPDATE tally
    SET trim_at = (
        SELECT min(finished)
          FROM job
-        WHERE day > 0
+        WHERE day >= 1
           AND queue = :queue
           AND state = :state
           AND (kept_until IS NULL OR state <> 'completed')
           AND redrive_at IS NULL
+          AND finished >= front_of(:queue, :state)
        ) + :age
  WHERE queue = :queue
    AND state = :state;
 
 -- name: delete_counters
--- Deletes the counters of a queue that has no jobs.
-DELETE FROM tally
- WHERE queue = :queue
-   AND NOT EXISTS (SELECT 1 FROM tally AS other WHERE other.queue = :queue AND other.jobs <> 0);
+-- Deletes the counters and the fronts of a queue that has no jobs.
+WITH deleted AS (
+     DELETE FROM tally
+      WHERE queue = :queue
+        AND NOT EXISTS (SELECT 1 FROM tally AS other WHERE other.queue = :queue AND other.jobs <> 0)
+     RETURNING queue
+)
+DELETE FROM front WHERE queue IN (SELECT queue FROM deleted);
 
 -- name: delete_jobs
 -- `seqs`: a list.
-DELETE FROM job WHERE day > 0 AND seq = ANY (translate(:seqs, '[]', '{}')::bigint[]);
+DELETE FROM job WHERE day >= 1 AND seq = ANY (translate(:seqs, '[]', '{}')::bigint[]);
 
 -- name: delete_runs
 -- `seqs`: a list.
@@ -321,32 +346,34 @@ DELETE FROM run WHERE seq = ANY (translate(:seqs, '[]', '{}')::bigint[]);
 DELETE FROM log WHERE seq = ANY (translate(:seqs, '[]', '{}')::bigint[]);
 
 -- name: ended
--- A queue's jobs with one end state, the earliest ended first, and whether each may have merged calls.
-SELECT seq, merge_key IS NOT NULL AND NOT starts_with(merge_key, 'unique:')
+-- A queue's jobs with one end state, the earliest ended first, whether each may have merged calls, and when it ended.
+SELECT seq, merge_key IS NOT NULL AND NOT starts_with(merge_key, 'unique:'), finished
   FROM job
- WHERE day > 0
+ WHERE day >= 1
    AND queue = :queue
    AND state = :state
    AND (kept_until IS NULL OR state <> 'completed')
    AND redrive_at IS NULL
    AND finished <= :until
+   AND finished >= front_of(:queue, :state)
  ORDER BY finished, id
  LIMIT :limit;
 
 -- name: longest_completed
 -- A queue's completed jobs, the earliest first. Returns none if a job ends later than now: the clock was set back, and
 -- such jobs would not come first although they are old.
-SELECT seq, merge_key IS NOT NULL AND NOT starts_with(merge_key, 'unique:')
+SELECT seq, merge_key IS NOT NULL AND NOT starts_with(merge_key, 'unique:'), finished
   FROM job
- WHERE day > 0
+ WHERE day >= 1
    AND queue = :queue
    AND state = 'completed'
    AND kept_until IS NULL
    AND redrive_at IS NULL
+   AND finished >= front_of(:queue, 'completed')
    AND NOT EXISTS (
               SELECT 1
                 FROM job
-               WHERE day > 0
+               WHERE day >= 1
                  AND queue = :queue
                  AND state = 'completed'
                  AND finished > :now
@@ -358,9 +385,9 @@ SELECT seq, merge_key IS NOT NULL AND NOT starts_with(merge_key, 'unique:')
 
 -- name: ended_ahead
 -- The same for jobs that ended later than now, which is before the clock was set back.
-SELECT seq, merge_key IS NOT NULL AND NOT starts_with(merge_key, 'unique:')
+SELECT seq, merge_key IS NOT NULL AND NOT starts_with(merge_key, 'unique:'), finished
   FROM job
- WHERE day > 0
+ WHERE day >= 1
    AND queue = :queue
    AND state = :state
    AND (kept_until IS NULL OR state <> 'completed')
@@ -371,23 +398,26 @@ SELECT seq, merge_key IS NOT NULL AND NOT starts_with(merge_key, 'unique:')
 
 -- name: has_ready
 -- Whether a job of the queue is ready.
-SELECT EXISTS (
-              SELECT 1
-                FROM job_live
-               WHERE queue = :queue
-                 AND state = 'waiting'
-                 AND parked_under IS NULL
-       );
+SELECT (
+       SELECT TRUE
+         FROM job_live
+        WHERE queue = :queue
+          AND state = 'waiting'
+          AND parked_under IS NULL
+          AND score >= front_of(:queue, 'waiting')
+        ORDER BY score, id
+        LIMIT 1
+       ) IS NOT NULL;
 
 -- name: first_kept_event
 -- The first of the oldest events that is still to be kept.
--- `last`: the last event to examine. `at`: the latest instant to delete.
-SELECT id FROM event WHERE id <= :last AND at > :at ORDER BY id LIMIT 1;
+-- `first`, `last`: the events to examine. `at`: the latest instant to delete.
+SELECT id FROM event WHERE id >= :first AND id <= :last AND at > :at ORDER BY id LIMIT 1;
 
 -- name: delete_events
--- `last`: the last event to delete.
+-- `first`, `last`: the events to delete.
 WITH noted AS (
      INSERT INTO meta VALUES ('events_deleted', :last::bigint::text)
      ON CONFLICT (key) DO UPDATE SET value = excluded.value
 )
-DELETE FROM event WHERE id <= :last;
+DELETE FROM event WHERE id >= :first AND id <= :last;

@@ -1,20 +1,35 @@
 -- tally: the counters and keys that a transaction writes at its end.
 
 -- name: count_one
--- Adds to one counter.
--- `trim_at`: 0 if the next sweep must check whether jobs are past retention, else NULL.
+-- Adds to one counter, and lowers the front of its jobs.
+-- `trim_at`: 0 if the next sweep must check whether jobs are past retention, else NULL. `since`: the front is at most here.
+WITH lowered AS (
+     UPDATE front SET reached = :since WHERE queue = :queue AND state = :state AND reached > :since
+)
 INSERT INTO tally (queue, state, jobs, trim_at) VALUES (:queue, :state, :jobs, :trim_at)
 ON CONFLICT (queue, state) DO UPDATE
    SET jobs = tally.jobs + excluded.jobs,
        trim_at = coalesce(excluded.trim_at, tally.trim_at);
 
 -- name: count
--- Adds to counters. No counter is listed twice.
--- `counts`: a list of queue, state, number of jobs, and 0 if the next sweep must check whether jobs are past retention,
--- else NULL.
+-- Adds to counters, and lowers the fronts of their jobs. No counter is listed twice.
+-- `counts`: a list of queue, state, number of jobs, 0 if the next sweep must check whether jobs are past retention, else
+-- NULL, and the value that the front may have at most.
+WITH listed AS MATERIALIZED (
+     SELECT value ->> 0 AS queue, value ->> 1 AS state, (value ->> 2)::bigint AS jobs, (value ->> 3)::bigint AS trim_at,
+            (value ->> 4)::bigint AS since
+       FROM jsonb_array_elements(:counts::jsonb) AS listed (value)
+), lowered AS (
+     UPDATE front
+        SET reached = listed.since
+       FROM listed
+      WHERE front.queue = listed.queue
+        AND front.state = listed.state
+        AND front.reached > listed.since
+)
 INSERT INTO tally (queue, state, jobs, trim_at)
-SELECT value ->> 0, value ->> 1, (value ->> 2)::bigint, (value ->> 3)::bigint
-  FROM jsonb_array_elements(:counts::jsonb) AS listed (value)
+SELECT queue, state, jobs, trim_at
+  FROM listed
 ON CONFLICT (queue, state) DO UPDATE
    SET jobs = tally.jobs + excluded.jobs,
        trim_at = coalesce(excluded.trim_at, tally.trim_at);

@@ -48,7 +48,7 @@ SELECT NULL, name, body, NULL, 0, 0, NULL, NULL, 0, 0, 0
 -- name: runs
 -- Returns for each listed job that exists its number in the list, and what a settlement of its run needs.
 -- `jobs`: a list of queue and id.
-SELECT listed.key, seq, state, fence, owner, cancel_at, keys, boost, failures, stalls, releases
+SELECT listed.key, seq, state, fence, owner, cancel_at, keys, boost, failures, stalls, releases, score
   FROM json_each(:jobs) AS listed
  CROSS JOIN tenure_job
     ON tenure_job.queue = listed.value ->> 0
@@ -216,8 +216,8 @@ UPDATE tenure_job
 UPDATE tenure_job SET reason = :reason, run_reason = :why, run_detail = :detail WHERE seq = :seq;
 
 -- name: due
--- Also returns when each job becomes too old to start, and whether it has a fair key.
-SELECT seq, expires_at, fair_key IS NOT NULL
+-- Also returns when each job becomes too old to start, whether it has a fair key, and its score.
+SELECT seq, expires_at, fair_key IS NOT NULL, score
   FROM tenure_job
  WHERE queue = :queue
    AND state = 'delayed'
@@ -385,7 +385,7 @@ UPDATE tenure_job
 UPDATE tenure_job SET parked_under = :under WHERE seq = :seq;
 
 -- name: unpark
--- Releases the best jobs that are parked under each of several keys, and returns the queue of each job.
+-- Releases the best jobs that are parked under each of several keys, and returns the queue and the score of each job.
 -- Parameters: rooms (a list of queue, key, and how many jobs to release), most (the largest of these numbers).
 UPDATE tenure_job
    SET parked_under = NULL
@@ -410,7 +410,7 @@ UPDATE tenure_job
                WHERE place <= listed.value ->> 2
            )
  )
-RETURNING queue;
+RETURNING queue, score;
 
 -- name: insert_slots
 -- `slots`: a list of a job's seq and a key's name.

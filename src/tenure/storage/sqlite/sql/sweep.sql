@@ -108,6 +108,11 @@ SELECT queue
 DELETE FROM tenure_fair_tag
  WHERE (queue, boost, key) IN (SELECT queue, boost, key FROM tenure_fair_tag WHERE queue = :queue LIMIT :limit);
 
+-- name: leases
+-- Returns whether a lease is suspect, whether one may have to become so, and NULL. The next statements each take one step in an
+-- index here, so they need no look before.
+SELECT 1, 1, NULL;
+
 -- name: overdue
 SELECT *
   FROM tenure_job
@@ -381,8 +386,8 @@ DELETE FROM tenure_run WHERE seq IN (SELECT value FROM json_each(:seqs));
 DELETE FROM tenure_log WHERE seq IN (SELECT value FROM json_each(:seqs));
 
 -- name: ended
--- A queue's jobs with one end state, the earliest ended first, and whether each may have merged calls.
-SELECT seq, merge_key IS NOT NULL AND merge_key NOT GLOB 'unique:*'
+-- A queue's jobs with one end state, the earliest ended first, whether each may have merged calls, and when it ended.
+SELECT seq, merge_key IS NOT NULL AND merge_key NOT GLOB 'unique:*', finished
   FROM tenure_job INDEXED BY tenure_job_ended
  WHERE queue = :queue
    AND state = :state
@@ -396,7 +401,7 @@ SELECT seq, merge_key IS NOT NULL AND merge_key NOT GLOB 'unique:*'
 -- name: longest_completed
 -- A queue's completed jobs, the earliest first. Returns none if a job ends later than now: the clock was set back, and
 -- such jobs would not come first although they are old.
-SELECT seq, merge_key IS NOT NULL AND merge_key NOT GLOB 'unique:*'
+SELECT seq, merge_key IS NOT NULL AND merge_key NOT GLOB 'unique:*', finished
   FROM tenure_job INDEXED BY tenure_job_ended
  WHERE queue = :queue
    AND state = 'completed'
@@ -417,7 +422,7 @@ SELECT seq, merge_key IS NOT NULL AND merge_key NOT GLOB 'unique:*'
 
 -- name: ended_ahead
 -- The same for jobs that ended later than now, which is before the clock was set back.
-SELECT seq, merge_key IS NOT NULL AND merge_key NOT GLOB 'unique:*'
+SELECT seq, merge_key IS NOT NULL AND merge_key NOT GLOB 'unique:*', finished
   FROM tenure_job INDEXED BY tenure_job_ended
  WHERE queue = :queue
    AND state = :state
@@ -440,9 +445,9 @@ SELECT EXISTS (
 
 -- name: first_kept_event
 -- The first of the oldest events that is still to be kept.
--- `last`: the last event to examine. `at`: the latest instant to delete.
-SELECT id FROM tenure_event WHERE id <= :last AND at > :at ORDER BY id LIMIT 1;
+-- `first`, `last`: the events to examine. `at`: the latest instant to delete.
+SELECT id FROM tenure_event WHERE id >= :first AND id <= :last AND at > :at ORDER BY id LIMIT 1;
 
 -- name: delete_events
--- `last`: the last event to delete.
-DELETE FROM tenure_event WHERE id <= :last;
+-- `first`, `last`: the events to delete.
+DELETE FROM tenure_event WHERE id >= :first AND id <= :last;

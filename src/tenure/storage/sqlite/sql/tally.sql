@@ -2,7 +2,7 @@
 
 -- name: count_one
 -- Adds to one counter.
--- `trim_at`: 0 if the next sweep must check whether jobs are past retention, else NULL.
+-- `trim_at`: 0 if the next sweep must check whether jobs are past retention, else NULL. There are no fronts here.
 INSERT INTO tenure_tally (queue, state, jobs, trim_at) VALUES (:queue, :state, :jobs, :trim_at)
 ON CONFLICT (queue, state) DO UPDATE
    SET jobs = jobs + excluded.jobs,
@@ -10,8 +10,8 @@ ON CONFLICT (queue, state) DO UPDATE
 
 -- name: count
 -- Adds to counters. No counter is listed twice.
--- `counts`: a list of queue, state, number of jobs, and 0 if the next sweep must check whether jobs are past retention,
--- else NULL.
+-- `counts`: a list of queue, state, number of jobs, 0 if the next sweep must check whether jobs are past retention, else
+-- NULL, and a value for fronts, which are not needed here.
 INSERT INTO tenure_tally (queue, state, jobs, trim_at)
 SELECT value ->> 0, value ->> 1, value ->> 2, value ->> 3
   FROM json_each(:counts)
