@@ -506,7 +506,7 @@ class _Explanation:
 
 
 _FAILURES = {
-    "exhausted": "it had {job.policy.retry.max_attempts} attempts, and the last one failed",
+    "exhausted": "attempt {job.policy.retry.max_attempts} of {job.policy.retry.max_attempts} failed",
     "stalled": "its worker was lost; stalls: {job.stalls}, allowed: {job.stall.max_stalls}",
     "crashed": "its process died; stalls: {job.stalls}, allowed: {job.stall.max_stalls}",
     "rejected": "its handler rejected it",

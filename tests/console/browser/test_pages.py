@@ -223,9 +223,9 @@ async def test_a_hidden_tab_asks_for_nothing(site: Site, new_tab: OpenTab) -> No
     await tab.page.clock.install()
     await tab.open("schedules", "Schedules")
     asked: list[str] = []
-    tab.page.on("request", lambda request: asked.append(request.url))
 
-    await tab.page.evaluate("globalThis.unseen = true")
+    await tab.page.evaluate("globalThis.unseen = true; document.dispatchEvent(new Event('visibilitychange'))")
+    tab.page.on("request", lambda request: asked.append(request.url))
     await tab.page.clock.run_for(60_000)
     assert asked == []
 

@@ -19,6 +19,9 @@ export const refused = signal(false);
 /** True if this tab holds a token. */
 export const signedIn = signal(read() !== null);
 
+/** What the API says of itself and of this user: {version, read_only, user: {name, role}, …}; null until then. */
+export const meta = signal(null);
+
 /** Milliseconds by which the clock of the server is ahead of this one. */
 export const skew = signal(0);
 
@@ -47,13 +50,24 @@ export function keepToken(token) {
 }
 
 /** Return the answer to a read. Raises Problem. */
-export async function get(path, { signal: stop, token = read() } = {}) {
+export const get = (path, options = {}) => ask(path, options, {});
+
+/** Change something; return the answer. Raises Problem. */
+export const send = (path, { method = "POST", body = {}, key = null } = {}) =>
+  ask(path, {}, {
+    method,
+    body: JSON.stringify(body),
+    headers: { "content-type": "application/json", ...(key === null ? {} : { "idempotency-key": key }) },
+  });
+
+async function ask(path, { signal: stop, token = read() }, { headers = {}, ...request }) {
   let response, text;
   try {
     response = await fetch(new URL(`api/v1/${path}`, base), {
       signal: stop,
       cache: "no-store",
-      headers: { accept: "application/json", ...authorization(token) },
+      ...request,
+      headers: { accept: "application/json", ...authorization(token), ...headers },
     });
     text = await response.text();
   } catch (error) {
@@ -61,7 +75,7 @@ export async function get(path, { signal: stop, token = read() } = {}) {
     throw new Problem({
       title: "The console cannot be reached",
       detail: String(error.message),
-      remedy: "check that it runs and that the network works; this page tries again by itself",
+      remedy: `check that it runs and that the network works; ${request.method ? "then look whether it was done" : "this page tries again by itself"}`,
     });
   }
   noteClock(response.headers.get("date"));

@@ -1,6 +1,6 @@
 // Starts the pages: the frame around them, the current page, and the sign-in form.
-import { get, keepToken, refused, signedIn } from "./api.js";
-import { html, render, signal, useEffect, useRef } from "./html.js";
+import { get, keepToken, meta, refused, signedIn } from "./api.js";
+import { html, render, useEffect, useRef } from "./html.js";
 import { address, followLinks, route } from "./route.js";
 import { SignIn } from "./signin.js";
 import { follow } from "./stream.js";
@@ -30,8 +30,6 @@ const MENU = ["", "jobs", "failures", "workers", "schedules", "events"];
 const ABOVE = { queue: "", job: "jobs" };
 
 const ENTRIES = MENU.map((name) => ({ name: PAGES[name][0], to: address(name) }));
-
-const meta = signal(null);
 
 function Menu({ current }) {
   return html`

@@ -4,6 +4,7 @@ import { signal } from "./html.js";
 import { base } from "./route.js";
 
 const SHORT = 5_000;
+const SILENT = 45_000;
 const FIRST_PAUSE = 1_000;
 const LONGEST_PAUSE = 30_000;
 
@@ -44,23 +45,47 @@ async function lead(channel, stop) {
     const began = performance.now();
     try {
       await read(stop, (message) => {
-        pause = FIRST_PAUSE;
         show(message);
         if (!stop.aborted) channel.postMessage(message);
       });
       // The server ends each stream after a while.
-      if (performance.now() - began > SHORT) continue;
+      if (performance.now() - began > SHORT) {
+        pause = FIRST_PAUSE;
+        continue;
+      }
     } catch (error) {
       if (stop.aborted) return;
       // The reads of the page tell the user; the stream comes back by itself.
       if (error.status === 401) return;
     }
-    await new Promise((done) => setTimeout(done, pause * (0.5 + Math.random() / 2)));
+    await rest(pause * (0.5 + Math.random() / 2), stop);
     pause = Math.min(2 * pause, LONGEST_PAUSE);
   }
 }
 
+const rest = (pause, stop) =>
+  new Promise((done) => {
+    setTimeout(done, pause);
+    stop.addEventListener("abort", done, { once: true });
+  });
+
 async function read(stop, tell) {
+  // A comment comes each 15 s. A connection that was lost without a word would be read for ever.
+  const lost = new AbortController();
+  let timer = setTimeout(() => lost.abort(), SILENT);
+  const heard = () => {
+    clearTimeout(timer);
+    timer = setTimeout(() => lost.abort(), SILENT);
+  };
+  try {
+    await readParts(AbortSignal.any([stop, lost.signal]), heard, tell);
+  } finally {
+    clearTimeout(timer);
+    lost.abort();
+  }
+}
+
+async function readParts(stop, heard, tell) {
   const response = await fetch(new URL("api/v1/events/stream", base), {
     signal: stop,
     cache: "no-store",
@@ -72,6 +97,7 @@ async function read(stop, tell) {
   for (;;) {
     const { value, done } = await reader.read();
     if (done) return;
+    heard();
     const parts = (text + value).split("\n\n");
     text = parts.pop();
     for (const part of parts) {

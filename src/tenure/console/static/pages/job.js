@@ -1,4 +1,5 @@
 // One job: its facts, why it does not run, its runs on one time axis, its log, arguments and result.
+import { Acts } from "../acts.js";
 import { path } from "../api.js";
 import { html } from "../html.js";
 import { attempts } from "../jobtable.js";
@@ -126,6 +127,26 @@ const Failure = ({ error }) => html`
     ${error.traceback && html`<details><summary>Traceback</summary><pre tabindex="0">${error.traceback}</pre></details>`}
   <//>`;
 
+/** What can be done with the job, each only if it is still as shown. */
+function JobActs({ job }) {
+  const over = OVER.includes(job.state);
+  const about = (verb) => ({ path: path(["jobs", job.queue, job.id, verb]), body: { ended: job.finished } });
+  return html`<${Acts} acts=${[
+    over ? null : {
+      ...about("cancel"), name: "Cancel", title: "Cancel this job?", done: "The job is cancelled, or its run was asked to stop.",
+      text: job.state === "active" ? "Its run is asked to stop. If the handler ignores that, the run goes on to its end." : "It will not run.",
+    },
+    job.state === "completed" || !over ? null : {
+      ...about("redrive"), name: "Run again", title: "Run this job again?", done: "The job is back in its queue.",
+      text: "It goes back into its queue with the same arguments and new attempts.",
+    },
+    job.state === "active" ? null : {
+      ...about("delete"), name: "Delete", title: "Delete this job?", role: "admin", strong: true, done: "The job is deleted.",
+      text: `${over ? "" : "It will not run. "}Its record, its result and its log are removed. This cannot be undone.`,
+    },
+  ]} />`;
+}
+
 export function Job({ params }) {
   const [queue, id] = [params.get("queue") ?? "", params.get("id") ?? ""];
   const names = ["jobs", queue, id];
@@ -134,7 +155,7 @@ export function Job({ params }) {
   const why = useLive(path([...names, "why"]), options);
   return html`
     <${Heading} above=${html`<a href=${address("jobs")}>Jobs</a> / job`}
-      aside=${live.data && html`<${Badge} state=${live.data.state} />`}>${live.data?.task ?? params.get("id") ?? "Job"}<//>
+      aside=${live.data && html`<${Badge} state=${live.data.state} /><${JobActs} job=${live.data} />`}>${live.data?.task ?? params.get("id") ?? "Job"}<//>
     <${Loaded} live=${live}>${(job) => html`
       <${Why} reasons=${why.data?.reasons ?? []} />
       <${JobFacts} job=${job} />

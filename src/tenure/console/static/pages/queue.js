@@ -1,4 +1,5 @@
 // One queue: its jobs, how long they wait and run, and its settings.
+import { Acts } from "../acts.js";
 import { path } from "../api.js";
 import { html } from "../html.js";
 import { JobTable } from "../jobtable.js";
@@ -47,6 +48,15 @@ function number(queue, state) {
   return oldest === null ? jobs : html`${jobs} <span class="tile-note">oldest ${span(oldest)}</span>`;
 }
 
+const pauseAct = (name, paused) => ({
+  path: path(["queues", name]),
+  method: "PATCH",
+  body: { paused: !paused },
+  ...(paused
+    ? { name: "Resume", title: "Resume this queue?", text: "Its jobs start again.", done: "The queue is resumed." }
+    : { name: "Pause", title: "Pause this queue?", text: "None of its jobs starts until it is resumed. Runs go on to their end, and new jobs are accepted.", done: "The queue is paused." }),
+});
+
 export function Queue({ params }) {
   const name = params.get("name") ?? "";
   const options = { concerns: (found) => concerns(found, { queue: name }) };
@@ -56,7 +66,9 @@ export function Queue({ params }) {
   const jobs = useLive(path(["jobs"], { filter, limit: 10 }), options);
   return html`
     <${Heading} above=${html`<a href=${address("")}>Overview</a> / queue`}
-      aside=${settings.data?.paused && html`<span class="badge paused">paused</span>`}>${name}<//>
+      aside=${settings.data && html`
+        ${settings.data.paused && html`<span class="badge paused">paused</span>`}
+        <${Acts} acts=${[pauseAct(name, settings.data.paused)]} />`}>${name}<//>
     <${Loaded} live=${settings}>${(queue) => html`
       <div class="tiles small">
         ${STATES.map((state) => html`<${Tile} key=${state} name=${state} value=${number(queue, state)}

@@ -1,4 +1,5 @@
 // The workers, and the stacks of the jobs that one of them runs.
+import { Acts } from "../acts.js";
 import { path } from "../api.js";
 import { html } from "../html.js";
 import { useLive } from "../live.js";
@@ -17,10 +18,24 @@ const COLUMNS = [
   { title: "Started", kind: "when optional", cell: (worker) => html`<${Time} at=${worker.started} />` },
 ];
 
+function orders(worker) {
+  const order = (verb) => ({ path: path(["workers", worker.owner, verb]) });
+  if (!["alive", "quiet"].includes(worker.state)) return [];
+  return [
+    worker.state === "quiet"
+      ? { ...order("resume"), name: "Resume", title: `Resume ${worker.name}?`, text: "It takes jobs again.", done: "The worker takes jobs again." }
+      : { ...order("quiet"), name: "Quiet", title: `Quiet ${worker.name}?`, text: "It takes no more jobs. Its runs go on to their end.", done: "The worker takes no more jobs." },
+    {
+      ...order("stop"), name: "Stop", title: `Stop ${worker.name}?`, strong: true, done: "The worker was told to stop.",
+      text: "It takes no more jobs, waits for its runs as long as its settings say, hands back the rest, and ends. A supervisor may start a new one.",
+    },
+  ];
+}
+
 function Stacks({ worker }) {
   const live = useLive(path(["workers", worker.owner, "stacks"]));
   return html`
-    <${Section} title=${`Runs of ${worker.name}`} aside=${html`<a href=${address("workers")}>Close</a>`}>
+    <${Section} title=${`Runs of ${worker.name}`} aside=${html`<${Acts} acts=${orders(worker)} /><a href=${address("workers")}>Close</a>`}>
       ${worker.why && html`<p class="callout warn">${worker.why}</p>`}
       <${Facts} facts=${[
         ["Owner id", html`<code>${worker.owner}</code>`],
