@@ -117,7 +117,7 @@ class AdminAPI:
             headers, found = await self._content(ConsoleRequest(scope), receive)
             return 200, [(b"content-type", _JSON if isinstance(found, bytes) else _STREAM), *headers], found
         except Exception as error:
-            failure = _problem_of(error)
+            failure = _problem_of(error, changes=str(scope["method"]) not in SAFE)
         problem = failure.problem
         if problem.status >= 500:
             logger.log(
@@ -202,8 +202,8 @@ class AdminAPI:
             )
 
 
-def _problem_of(error: Exception) -> ProblemError:
-    """Return the problem that an exception is answered with."""
+def _problem_of(error: Exception, *, changes: bool) -> ProblemError:
+    """Return the problem that an exception is answered with. `changes`: the request was to change something."""
     message = str(error)
     match error:
         case ProblemError():
@@ -217,9 +217,12 @@ def _problem_of(error: Exception) -> ProblemError:
         case UsageError():
             found = from_message("invalid-parameter", message)
         case StorageUnavailableError() | OSError():
-            again: Headers = [(b"retry-after", b"2")]
-            remedy = "try again; tenure doctor names the cause"
-            found = ProblemError("storage-unavailable", message, remedy, headers=again)
+            # What was asked for may have happened, and a repeated call would make a second job.
+            again: Headers = [] if changes else [(b"retry-after", b"2")]
+            remedy = "look whether it was done, or repeat it with the same Idempotency-Key" if changes else "try again"
+            found = ProblemError(
+                "storage-unavailable", message, f"{remedy}; tenure doctor names the cause", headers=again
+            )
         case StorageError():
             found = ProblemError("storage-refused", message, "tenure doctor names the cause")
         case _:

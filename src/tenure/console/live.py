@@ -145,18 +145,22 @@ class LiveEvents:
         """Follow the log from now on, if it is not followed yet."""
         async with self._beginning:
             if self._following is not None:
-                if not self._unused.is_set():
+                if not self._unused.is_set() and not self._following.done():
                     return
-                # What it reads before it ends would go into the new ring.
-                await self._following
+                # What it reads before it ends would go into the new ring. To await it would cancel it with the caller.
+                await asyncio.wait([self._following])
             # The client reads all that it shows when it gets its first frame: no event may lie between that and this.
             cursor = (await storage.events(EVENTS_END, limit=1)).next
             self._ring.clear()
             self._cursors.clear()
             self._cursors.append(cursor)
+            # A stream that was opened before must read all again.
+            self._end += 1
             self._start = self._end
             self._unused = asyncio.Event()
             self._following = asyncio.create_task(self._follow(storage, cursor))
+            # The stream may never be read.
+            asyncio.get_running_loop().call_later(LINGER, self._end_if_unused)
 
     async def _follow(self, storage: Storage, cursor: str) -> None:
         reading = pages(
@@ -207,7 +211,7 @@ class LiveEvents:
         events = [event for event in islice(self._ring, start - first, end - first) if user.sees_event(event)]
         if not events:
             return None
-        queues = Counter(event.queue for event in events if isinstance(event, JobEvent))
+        queues = Counter(str(queue) for event in events if (queue := getattr(event, "queue", None)) is not None)
         jobs = dict.fromkeys((event.queue, event.id) for event in reversed(events) if isinstance(event, JobEvent))
         frame = ChangesFrame(
             count=len(events),

@@ -183,7 +183,7 @@ def with_counted(
     """Return the cells that change, by queue and task, with their new counts.
 
     `known`: all cells that these queues have in the minute, or hour. A task that comes when its queue has `TASKS_KEPT`
-    others is counted as `OTHERS`.
+    others is counted as `OTHERS`, and so is a task without a name, as a damaged record has it.
     """
     cells = dict(known)
     changed: dict[tuple[str, str], Counts] = {}
@@ -191,8 +191,9 @@ def with_counted(
     for queue, task in known:
         own[queue] += task not in (ALL_TASKS, OTHERS)
     for part in counted:
-        queue, place = part.queue, (part.queue, part.task)
-        if place not in cells and part.task != OTHERS:
+        queue, task = part.queue, part.task or OTHERS
+        place = queue, task
+        if place not in cells and task != OTHERS:
             if own.get(queue, 0) >= TASKS_KEPT:
                 place = (queue, OTHERS)
             else:

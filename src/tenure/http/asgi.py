@@ -1,6 +1,7 @@
 """The types of ASGI, and what apps without a framework share: the path below a mount point, the lifespan."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, MutableMapping
 from typing import Any
 
@@ -52,7 +53,9 @@ async def answer_in_parts(
             await first(_send_parts(send, parts), _disconnected(receive))
     finally:
         await parts.aclose()
-    await send({"type": "http.response.body", "body": b""})
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(TAKEN_WITHIN):
+            await send({"type": "http.response.body", "body": b""})
 
 
 async def _send_parts(send: Send, parts: AsyncGenerator[bytes]) -> None:

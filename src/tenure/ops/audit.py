@@ -11,7 +11,7 @@ from msgspec import Struct, structs
 from tenure.clock import SystemClock, entropy
 from tenure.core.audit import OperatorAct, Via, fitted, fitted_text
 from tenure.core.duration import moment
-from tenure.errors import StorageError, StorageUnavailableError
+from tenure.errors import StorageError, StorageUnavailableError, TenureError
 from tenure.ids import JobIds
 from tenure.storage.protocol import ActsQuery, RevisionResult, Storage
 
@@ -99,8 +99,10 @@ async def audited(
     try:
         yield under_way
     except Exception as error:
-        result = "unknown" if isinstance(error, StorageUnavailableError) else "failed"
-        under_way.verdict = f"{result}: {error}" if str(error) else f"{result}: {type(error).__name__}"
+        result = "unknown" if isinstance(error, StorageUnavailableError | OSError) else "failed"
+        # The text of an error that is not ours may quote arguments.
+        text = str(error) if isinstance(error, TenureError | OSError) else ""
+        under_way.verdict = f"{result}: {text or type(error).__name__}"
         await _conclude(storage, act, under_way)
         raise
     await _conclude(storage, act, under_way)
@@ -120,7 +122,7 @@ async def _conclude(storage: Storage, act: OperatorAct, under_way: AuditedAct) -
     ended = fitted(structs.replace(act, verdict=under_way.verdict, count=under_way.count))
     try:
         await storage.record_act(ended)
-    except StorageError as error:
+    except (StorageError, OSError) as error:
         logger.warning("the audit log does not say how %s of %s ended (%s): %s", act.action, act.target, act.id, error)
 
 

@@ -243,8 +243,15 @@ class Keeper:
             if incomplete:
                 raise StorageUnavailableError("a part of the storage does not answer")
             self._announcements.extendleft(reversed(events))
+        except asyncio.CancelledError:
+            # The storage may have received them; the last beat sends them again under the same numbers.
+            self._announcements.extendleft(reversed(events))
+            raise
         except Exception as error:
             # On any exception: the leases must be tried again, and a keeper that ends renews none.
+            if isinstance(error, StorageError) and not isinstance(error, StorageUnavailableError):
+                # It may be the figures that the storage refuses, and leases matter more.
+                events = tuple(event for event in events if not isinstance(event, FiguresDelta))
             self._announcements.extendleft(reversed(events))
             for message in sent:
                 message.take_back()

@@ -75,7 +75,12 @@ class TaskPublisher:
         for name, task in list(self._tasks.items()):
             if name in self._published:
                 continue
-            self._published[name], missing = publication(task)
+            try:
+                self._published[name], missing = publication(task)
+            except Exception as error:
+                # The code of the app makes texts of its options and defaults.
+                self._logger.warning("task %r cannot be published: %r", name, error)
+                continue
             for why in missing:
                 self._logger.warning("task %r is published without a schema: %s", name, why)
             if self._clock.uptime() - began > AT_ONCE:

@@ -295,11 +295,13 @@ class Partitions:
 
     async def publish(self, tasks: Sequence[PublishedTask], *, renewal: bool = False) -> None:
         """See `Storage.publish`: one partition keeps all tasks."""
-        await self._partitions[0].publish(tasks, renewal=renewal)
+        first = self._partitions[0]
+        await self._call(first, partial(first.publish, renewal=renewal), tasks)
 
     async def published(self, names: Sequence[str] | None = None) -> list[PublishedTask]:
         """See `Storage.published`."""
-        return await self._partitions[0].published(names)
+        first = self._partitions[0]
+        return await self._call(first, first.published, names)
 
     async def record_act(self, act: OperatorAct, *, keep: KeepRule = ACTS_KEPT) -> OperatorAct:
         """See `Storage.record_act`: one partition keeps the audit log, so that a page of it comes from one server."""

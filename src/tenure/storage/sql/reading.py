@@ -229,7 +229,7 @@ def _matches(tx: Transaction, query: Query, before: int, limit: int) -> tuple[li
         # No index has the unfinished jobs of a queue in the order of their seqs: all of them would be sorted.
         if sum(counts.get((queue, state.value), 0) for queue, state in sources if state in _UNFINISHED) > looks:
             return _walk(tx, query, values)
-        share = max(1, looks // max(1, len(sources)))
+        share = max(limit, looks // max(1, len(sources)))
         floor = max(
             (
                 _floor(tx, "find.floor_over", {"queue": queue, "state": state.value, "before": before, "looks": share})

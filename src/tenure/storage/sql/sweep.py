@@ -22,6 +22,9 @@ from tenure.storage.sql.columns import Row
 from tenure.storage.sql.transaction import NO_FRONT, Transaction
 from tenure.storage.sql.transitions import read_job
 
+CLOCK_MARGIN = 10_000_000
+"""Microseconds by which the clock may have been set back unnoticed since the sweep before. A longer step is noticed."""
+
 Alive = Callable[[str], bool]
 """Returns True if the process of an owner is alive, that is, if the kernel still holds its lock."""
 
@@ -169,7 +172,7 @@ def _leases(tx: Transaction) -> tuple[bool, bool]:
     """Return whether a lease may be suspect, and whether one may have to become so."""
     suspects, runs_out, started = tx.all("sweep.leases", {"now": tx.now})[0]
     # Each job that starts later does so at a later instant, unless the clock is set back.
-    tx.advance("", State.ACTIVE, tx.now if started is None else min(started, tx.now))
+    tx.advance("", State.ACTIVE, (tx.now if started is None else min(started, tx.now)) - CLOCK_MARGIN)
     return bool(suspects), bool(runs_out)
 
 

@@ -242,7 +242,7 @@ def delete_rates(tx: Transaction) -> None:
 
 
 def delete_fronts(tx: Transaction) -> None:
-    """Let old fronts rise from nothing again. See `Transaction.delete_fronts`."""
+    """Delete old fronts; the next claims make new ones. See `Transaction.delete_fronts`."""
     tx.delete_fronts(tx.now - FRONT_KEPT)
 
 

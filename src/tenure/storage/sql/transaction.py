@@ -358,6 +358,7 @@ class Transaction(ABC):
         flushed before `do` runs.
         """
         self.flush()
+        recounted = set(self.recounted)
         self.run("session.savepoint")
         try:
             answer = do()
@@ -377,7 +378,7 @@ class Transaction(ABC):
             self.written_settings.clear()
             self.knows_all_tasks = False
             self.freed.clear()
-            self.recounted.clear()
+            self.recounted = recounted
             self.run("session.rollback_to_savepoint")
             self.run("session.release_savepoint")
             return otherwise, f"{type(error).__name__}: {error}"

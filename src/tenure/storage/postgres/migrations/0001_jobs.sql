@@ -317,10 +317,9 @@ CREATE INDEX tally_trim ON tally (trim_at)
 
 -- Where the queries of a queue that read from one end of an index begin. No ready job has a score below `reached`
 -- (state 'waiting'), and no job of an end state that retention may delete ended before it. In the row without a queue: no
--- active job started before it. The queries would otherwise
--- read all row versions that claims and retention have left there, and while a transaction holds an old snapshot, vacuum
--- removes none. A transaction that makes a job ready, or ends one, lowers the value behind the same gate, so it is never
--- too high. `began`: when the value began to rise from nothing. A sweep deletes it after a minute, as a precaution.
+-- active job started before it. The queries would otherwise read all row versions that claims and retention have left
+-- there, and while a transaction holds an old snapshot, vacuum removes none. A transaction that makes a job ready, or ends one, lowers the value behind the same gate, so it is never
+-- too high. `began`: when this row was made. A sweep deletes it after a minute, as a precaution.
 CREATE TABLE front (
     queue text COLLATE "C" NOT NULL,
     state text COLLATE "C" NOT NULL,
@@ -517,7 +516,7 @@ CREATE TABLE figure (
     start bigint NOT NULL,
     counts text NOT NULL,
     PRIMARY KEY (length, task, queue, start)
-) WITH (fillfactor = 50);
+) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000);
 
 CREATE INDEX figure_start ON figure (length, start, queue, task);
 

@@ -78,15 +78,25 @@ local function asked_for(job)
 end
 
 -- Lists of names. The encoded record of a matching job contains one name of each list.
-local needles = {}
+local required = {}
+local function contain(names, name)
+  for _, other in ipairs(names) do
+    if other == name then
+      return true
+    end
+  end
+  return false
+end
+
 for _, names in ipairs({ REQUEST.tasks or {}, REQUEST.reasons or {} }) do
-  needles[#needles + 1] = #names > 0 and names or nil
+  -- A damaged record has this reason, although its bytes do not contain it.
+  required[#required + 1] = #names > 0 and not contain(names, 'undecodable') and names or nil
 end
 for _, tag in ipairs(REQUEST.tags or {}) do
-  needles[#needles + 1] = { tag }
+  required[#required + 1] = { tag }
 end
 for _, name in ipairs({ REQUEST.key or false, REQUEST.schedule or false }) do
-  needles[#needles + 1] = name and { name } or nil
+  required[#required + 1] = name and { name } or nil
 end
 
 local function contains_one(body, names)
@@ -100,8 +110,8 @@ end
 
 -- Return the job of a ref if it is asked for, or nil. To look for a name in a record is faster than to decode it.
 local function job_asked_for(ref)
-  local body = RecordBytes.get(ref)
-  for _, names in ipairs(body and needles or {}) do
+  local body = #required > 0 and RecordBytes.get(ref)
+  for _, names in ipairs(body and required or {}) do
     if not contains_one(body, names) then
       return nil
     end

@@ -31,16 +31,20 @@ end
 local function add_at(kind, level, queue, task, counts)
   local begins = NOW - NOW % level.span
   local hash, place = key(kind, pair(queue, whole(begins))), whole(floor((NOW - begins) / level.length))
+  local is_first = call('HEXISTS', hash, pair(place, '')) == 0
+  task = task == '' and OTHERS or task
   if task ~= OTHERS and call('HEXISTS', hash, pair(place, task)) == 0 then
     if tonumber(call('HGET', hash, place) or 0) >= TASKS_KEPT then
       task = OTHERS
     else
       call('HINCRBY', hash, place, 1)
-      call('PEXPIRE', hash, whole(floor((begins + level.span + level.kept - NOW) / 1000)))
     end
   end
   add_to(hash, pair(place, task), counts)
   add_to(hash, pair(place, ''), counts)
+  if is_first then
+    call('PEXPIRE', hash, whole(floor((begins + level.span + level.kept - NOW) / 1000)))
+  end
 end
 
 -- Add a delta: what a process has counted, as {queue, task, counts} each.
