@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tenure.errors import JobNotFoundError, StorageUnavailableError
+from tenure.errors import JobNotFoundError, StorageUnavailableError, UsageError
 from tenure.ops.audit import ActsView, acts_view, audited
 from tenure.storage.memory.storage import MemoryStorage
 from tenure.storage.protocol import ActsQuery, Storage
@@ -110,11 +110,21 @@ async def test_an_act_that_is_cancelled_stays_unknown() -> None:
 
 async def test_hostile_texts_do_not_prevent_an_act() -> None:
     storage = MemoryStorage()
-    with pytest.raises(ValueError, match="x"):
+    with pytest.raises(UsageError, match="x"):
         async with audited(
             storage, actor="a\0\ud800", role="admin", via="api", action="jobs.cancel", target="t" * 9_000
         ):
-            raise ValueError("x\0" * 9_000)
+            raise UsageError("x\0" * 9_000)
     [act] = (await listed(storage)).acts
 
     assert (act.actor, len(act.target), len(act.verdict or "")) == ("a??", 500, 500)
+
+
+async def test_the_text_of_a_foreign_error_is_not_recorded() -> None:
+    storage = MemoryStorage()
+    with pytest.raises(ValueError, match="hunter2"):
+        async with audited(storage, actor="ann", role="admin", via="api", action="jobs.cancel", target="mail/1"):
+            raise ValueError("password=hunter2")
+    [act] = (await listed(storage)).acts
+
+    assert act.verdict == "failed: ValueError"

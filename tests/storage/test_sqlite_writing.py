@@ -309,7 +309,7 @@ async def test_a_full_disk_raises_and_work_continues_once_it_has_space(
 
     def crammed(*args: object, **fields: object) -> sqlite3.Connection:
         made.append(connect(*args, **fields))  # type: ignore[call-overload]
-        made[-1].execute("PRAGMA max_page_count = 60")
+        made[-1].execute("PRAGMA max_page_count = 80")
         return made[-1]
 
     with monkeypatch.context() as patch:

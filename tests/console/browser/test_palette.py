@@ -22,12 +22,11 @@ def entries_of(tab: Tab) -> Locator:
     return tab.page.get_by_role("dialog").get_by_role("option")
 
 
-async def chosen(tab: Tab) -> str:
-    """Return the text of the entry that the field names as its active one."""
-    place = await field_of(tab).get_attribute("aria-activedescendant")
-    entry = tab.page.locator(f"#{place}")
-    assert await entry.get_attribute("aria-selected") == "true"
-    return await entry.inner_text()
+async def expect_chosen(tab: Tab, text: str) -> None:
+    """Expect that the entry with this text is chosen, and that the field names it as its active one."""
+    entry = tab.page.get_by_role("dialog").get_by_role("option", selected=True)
+    await expect(entry).to_have_text(text)
+    await expect(field_of(tab)).to_have_attribute("aria-activedescendant", await entry.get_attribute("id") or "")
 
 
 async def test_the_palette_goes_to_a_page_and_returns_the_focus(site: Site, new_tab: OpenTab) -> None:
@@ -42,12 +41,12 @@ async def test_the_palette_goes_to_a_page_and_returns_the_focus(site: Site, new_
 
     await tab.page.keyboard.press("Meta+k")
     await expect(entries_of(tab).first).to_be_visible()
-    assert await chosen(tab) == "Overview"
+    await expect_chosen(tab, "Overview")
     await tab.page.keyboard.press("ArrowDown")
-    assert await chosen(tab) == "Jobs"
+    await expect_chosen(tab, "Jobs")
     await tab.page.keyboard.press("ArrowUp")
     await tab.page.keyboard.press("ArrowUp")
-    assert await chosen(tab) == "Turn the key / off"
+    await expect_chosen(tab, "Turn the key / off")
     await tab.page.keyboard.type("sched")
     await tab.page.keyboard.press("Enter")
     await tab.settled("Schedules")
