@@ -89,12 +89,17 @@ async def enqueue(size: int) -> None:
     await shop.settle.enqueue(9)
 
 
-async def job_of(task: str, *states: State) -> str:
-    """Return the queue and the id of the newest job of a task in one of these states, once there is one."""
+async def job_of(task: str, *states: State, traced: bool = False) -> str:
+    """Return the queue and the id of the newest job of a task in one of these states, once there is one.
+
+    `traced`: once a beat has brought the stack of its run, too.
+    """
     until = time.monotonic() + WITHIN
     while time.monotonic() < until:
         page = await shop.app.storage.find(Query(tasks=(task,), states=states, limit=1))
-        if page.jobs:
+        details = await shop.app.storage.get([job.ref for job in page.jobs])
+        runs = [run for detail in details if detail is not None for run in detail.runs]
+        if page.jobs and (not traced or any(run.trace is not None for run in runs)):
             return urlencode({"queue": page.jobs[0].queue, "id": page.jobs[0].id})
         await asyncio.sleep(0.2)
     raise TimeoutError(f"no job of {task} is {' or '.join(states)} after {WITHIN:g} s")
@@ -119,9 +124,7 @@ async def loaded(size: int) -> AsyncGenerator[str]:
                 await job_of("catalog.import", State.FAILED)
                 await job_of("catalog.import", State.COMPLETED)
                 await shop.report.enqueue("east", 11)
-                await job_of("report.monthly", State.ACTIVE)
-                # A beat brings the stack.
-                await asyncio.sleep(6)
+                await job_of("report.monthly", State.ACTIVE, traced=True)
                 async with HTTPServer(
                     Console(shop.app), ListenAddress("127.0.0.1", 0), purpose="the console", protected=False
                 ) as server:

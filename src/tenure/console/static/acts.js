@@ -1,6 +1,6 @@
 // Buttons that change something: each asks for confirmation, sends one request, and says what came of it.
 import { announce } from "./announce.js";
-import { meta, send } from "./api.js";
+import { meta, randomKey, send } from "./api.js";
 import { html, useEffect, useRef, useState } from "./html.js";
 import { ProblemBox } from "./parts.js";
 import { frame } from "./stream.js";
@@ -28,8 +28,6 @@ export function Acts({ acts }) {
       ${chosen && html`<${Confirmation} key=${chosen.name} act=${chosen} close=${() => setChosen(null)} />`}
     </div>`;
 }
-
-const randomKey = () => Array.from(crypto.getRandomValues(new Uint8Array(16)), (byte) => byte.toString(16).padStart(2, "0")).join("");
 
 function Confirmation({ act, close }) {
   const dialog = useRef(null);

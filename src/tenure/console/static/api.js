@@ -36,10 +36,15 @@ function read() {
 /** Return the headers with the token of this tab. */
 export const authorization = (token = read()) => (token === null ? {} : { authorization: `Bearer ${token}` });
 
+const hex = (bytes) => Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join("");
+
+/** Return a random key, with which a request may be repeated. */
+export const randomKey = () => hex(crypto.getRandomValues(new Uint8Array(16)));
+
 /** Return a digest of the token of this tab. It needs a secure context. */
 export async function tokenDigest() {
   const bytes = await crypto.subtle.digest("SHA-256", new TextEncoder().encode(read() ?? ""));
-  return Array.from(new Uint8Array(bytes, 0, 8), (byte) => byte.toString(16).padStart(2, "0")).join("");
+  return hex(new Uint8Array(bytes, 0, 8));
 }
 
 /** Keep a token; null removes it. */
