@@ -171,7 +171,13 @@ class Keeper:
         """
         events = self._announced()
         while any(isinstance(event, FiguresDelta) for event in events):
-            await self._record(events, worker=self._info())
+            try:
+                await self._record(events, worker=self._info())
+            except StorageUnavailableError:
+                raise
+            except StorageError as error:
+                # The figures are dropped then. The worker's record and its last events must not depend on them.
+                self._logger.warning("the figures of the last runs are lost: %r", error)
             events = self._announced()
         await self._record(events, last=True)
 
@@ -182,10 +188,17 @@ class Keeper:
         beat = RenewRequest(self._owner, (), worker, events, last, first_event=self._recorded + 1, lanes=self._lanes())
         try:
             await self._storage.renew(beat)
-        except BaseException:
-            self._announcements.extendleft(reversed(events))
+        except BaseException as error:
+            self._put_back(events, error)
             raise
         self._recorded += len(events)
+
+    def _put_back(self, events: tuple[Event | FiguresDelta, ...], error: BaseException) -> None:
+        """Keep the events of a failed beat for the next one, under the same numbers: it may have been received."""
+        if isinstance(error, StorageError) and not isinstance(error, StorageUnavailableError):
+            # It may be the figures that the storage refuses, and leases and events matter more.
+            events = tuple(event for event in events if not isinstance(event, FiguresDelta))
+        self._announcements.extendleft(reversed(events))
 
     async def _renew(self, runs: list[ActiveRun], *, asked_at: float, reports: list[ActiveRun] | None = None) -> None:
         """Beat, or only send the reports of some runs."""
@@ -243,16 +256,12 @@ class Keeper:
             if incomplete:
                 raise StorageUnavailableError("a part of the storage does not answer")
             self._announcements.extendleft(reversed(events))
-        except asyncio.CancelledError:
-            # The storage may have received them; the last beat sends them again under the same numbers.
-            self._announcements.extendleft(reversed(events))
+        except asyncio.CancelledError as error:
+            self._put_back(events, error)
             raise
         except Exception as error:
             # On any exception: the leases must be tried again, and a keeper that ends renews none.
-            if isinstance(error, StorageError) and not isinstance(error, StorageUnavailableError):
-                # It may be the figures that the storage refuses, and leases matter more.
-                events = tuple(event for event in events if not isinstance(event, FiguresDelta))
-            self._announcements.extendleft(reversed(events))
+            self._put_back(events, error)
             for message in sent:
                 message.take_back()
             if isinstance(error, SchemaMismatchError):

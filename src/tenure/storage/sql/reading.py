@@ -66,10 +66,11 @@ def _due(tx: Transaction, query: Query) -> Page:
     """Return one page of delayed jobs, the one that falls due first at the front."""
     begin = due_place(query.after)
     queues = dict.fromkeys(query.queues) if query.queues else [queue for (queue,) in tx.all("find.queues")]
-    values = {**_conditions(tx, query), "limit": query.limit + 1, "looks": query.looks, "to": _NEWEST, "last": ""}
+    looks = _share(query, len(queues))
+    values = {**_conditions(tx, query), "limit": query.limit + 1, "looks": looks, "to": _NEWEST, "last": ""}
     sources: list[dict[str, Any]] = [{**values, **_after(begin, queue)} for queue in queues]
     bounds: list[DuePlace] = []
-    if query.looks is not None:
+    if looks is not None:
         for source in sources:
             if (row := tx.one("find.due_bound", source)) is not None:
                 source["to"], source["last"] = row
@@ -229,7 +230,7 @@ def _matches(tx: Transaction, query: Query, before: int, limit: int) -> tuple[li
         # No index has the unfinished jobs of a queue in the order of their seqs: all of them would be sorted.
         if sum(counts.get((queue, state.value), 0) for queue, state in sources if state in _UNFINISHED) > looks:
             return _walk(tx, query, values)
-        share = max(limit, looks // max(1, len(sources)))
+        share = _share(query, len(sources))
         floor = max(
             (
                 _floor(tx, "find.floor_over", {"queue": queue, "state": state.value, "before": before, "looks": share})
@@ -263,12 +264,19 @@ def _conditions(tx: Transaction, query: Query) -> dict[str, Any]:
     }
 
 
+def _share(query: Query, sources: int) -> int | None:
+    """Return at how many jobs of each source a query may look: together about `looks`, but at a page of each."""
+    if query.looks is None:
+        return None
+    return max(min(query.limit + 1, query.looks), query.looks // max(1, sources))
+
+
 def _of_fault(tx: Transaction, query: Query, values: dict[str, Any], queues: Iterable[str]) -> tuple[list[int], int]:
     """Return the newest matches among the failed jobs that have a fault."""
     sources = [{**values, "queue": queue} for queue in queues]
-    floor = 0
-    if query.looks is not None:
-        floor = max((_floor(tx, "find.floor_fault", {**source, "looks": query.looks}) for source in sources), default=0)
+    floor, looks = 0, _share(query, len(sources))
+    if looks is not None:
+        floor = max((_floor(tx, "find.floor_fault", {**source, "looks": looks}) for source in sources), default=0)
     pages = [tx.all("find.of_fault", {**source, "floor": floor}) for source in sources]
     return _merged(pages, values["limit"], floor), floor
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from tenure.core.events import Event, JobEvent, to_log
-from tenure.core.figures import HOURS, MINUTES, TaskCounts, with_counted
+from tenure.core.figures import ALL_TASKS, HOURS, MINUTES, NO_COUNTS, OTHERS, TaskCounts, with_counted
 from tenure.core.lane import LaneClaims
 from tenure.core.lifecycle import TERMINAL
 from tenure.core.order import Fairness
@@ -420,10 +420,14 @@ class Transaction(ABC):
 
     def _write_figures(self) -> None:
         queues = json_names(sorted({counted.queue for counted in self._figures}))
+        tasks = json_names(sorted({ALL_TASKS, OTHERS, *(counted.task for counted in self._figures)}))
         for level in (MINUTES, HOURS):
             place = {"length": level.length, "start": level.start(self.now)}
-            found = self.all("tally.figures", {**place, "queues": queues})
-            known = {(queue, task): decode_counts(counts) for queue, task, counts in found}
+            found = self.all("tally.figures", {**place, "queues": queues, "tasks": tasks})
+            # Of other tasks only the names matter. A queue may have many.
+            known = {
+                (queue, task): NO_COUNTS if counts is None else decode_counts(counts) for queue, task, counts in found
+            }
             changed = with_counted(known, self._figures)
             cells = [(queue, task, json_rows(counts)) for (queue, task), counts in changed.items()]
             self.run("tally.set_figures", {**place, "cells": json_rows(cells)})

@@ -210,9 +210,9 @@ SELECT queue, name, sum(jobs)::bigint
 HAVING sum(jobs) <> 0;
 
 -- name: figures
--- The cells of figures that queues have in one minute or hour: queue, task and counts.
--- Parameters: length (of the cell in microseconds), start, queues (a list).
-SELECT queue, task, counts
+-- The cells of figures that queues have in one minute or hour: queue, task, and of `tasks` alone also the counts.
+-- Parameters: length (of the cell in microseconds), start, queues and tasks (lists).
+SELECT queue, task, CASE WHEN task = ANY (names_in(:tasks)) THEN counts END
   FROM figure
  WHERE length = :length
    AND start = :start

@@ -209,9 +209,9 @@ SELECT queue, name, sum(jobs)
 HAVING sum(jobs) <> 0;
 
 -- name: figures
--- The cells of figures that queues have in one minute or hour: queue, task and counts.
--- Parameters: length (of the cell in microseconds), start, queues (a list).
-SELECT queue, task, counts
+-- The cells of figures that queues have in one minute or hour: queue, task, and of `tasks` alone also the counts.
+-- Parameters: length (of the cell in microseconds), start, queues and tasks (lists).
+SELECT queue, task, CASE WHEN task IN (SELECT value FROM json_each(:tasks)) THEN counts END
   FROM tenure_figure INDEXED BY tenure_figure_start
  WHERE length = :length
    AND start = :start
