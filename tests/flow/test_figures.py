@@ -2,10 +2,11 @@
 
 import asyncio
 
-from tenure import Reaper, Retry, Stall, Tenure
+from tenure import Reaper, Retry, Stall, State, Tenure, current_job
 from tenure.clock import SECOND
-from tenure.core.figures import Figures, FiguresQuery
-from tenure.errors import StorageUnavailableError
+from tenure.core.events import name_of
+from tenure.core.figures import Figures, FiguresDelta, FiguresQuery
+from tenure.errors import StorageError, StorageUnavailableError
 from tenure.storage.memory.storage import MemoryStorage
 from tenure.storage.protocol import RenewRequest, RenewResult
 from tests.flow.conftest import FAST, Harness, RunScenario
@@ -129,5 +130,43 @@ def test_figures_of_a_lost_reply_count_once(run_scenario: RunScenario) -> None:
         await asyncio.sleep(6)
         assert storage.lost == 2
         assert await ends(app) == {"completed": 4, "waited": 4, "ran": 4}
+
+    run_scenario(scenario)
+
+
+class RefusingStorage(MemoryStorage):
+    """A third party's storage that refuses each beat with figures."""
+
+    async def renew(self, beat: RenewRequest) -> RenewResult:
+        if any(isinstance(event, FiguresDelta) for event in beat.events):
+            raise StorageError("it knows no figures")
+        return await super().renew(beat)
+
+
+def test_a_storage_that_refuses_figures_keeps_leases_and_last_events(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        app = harness.app(storage=RefusingStorage(clock=harness.clock))
+        runs: list[int] = []
+
+        @app.task
+        async def work(seconds: float) -> None:
+            runs.append(current_job().run)
+            await asyncio.sleep(seconds)
+
+        long = await work.enqueue(55.0)
+        worker = app.worker(concurrency=2)
+        node = await harness.start(worker)
+        for _ in range(30):
+            await work.enqueue(0.1)
+            await asyncio.sleep(2)
+        assert await long.state() is State.COMPLETED
+        await work.enqueue(0.1)
+        await asyncio.sleep(0.5)
+        await harness.stop(node, worker)
+
+        assert set(runs) == {1}
+        assert (await app.storage.survey()).workers == ()
+        names = [name_of(event) for event in (await app.storage.events(limit=1_000)).events]
+        assert (names.count("stalled"), names.count("worker_stopped")) == (0, 1)
 
     run_scenario(scenario)
