@@ -1,8 +1,10 @@
 """A TCP proxy between clients and a server that injects network faults on command."""
 
 import asyncio
+import fcntl
 import socket
 import struct
+import termios
 from collections.abc import Collection, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
@@ -34,9 +36,17 @@ class ProxyFaults:
     rate: float = 0.0  # bytes per second in each direction; 0 for no limit
     cut_after: int = 0  # bytes of a reply that pass before its connection is reset
     cuts: int = 0  # how many replies are cut
+    cut_from: int = 0  # a connection is cut once it has passed this many bytes of replies
     swallow: bool = False  # accept all data and pass none on; such a connection stays silent forever
     hold: bool = False  # pass nothing until the faults end, then everything: a partition that TCP survives
     refuse: bool = False  # reset connections and refuse new ones
+
+
+async def _arrived(sink: socket.socket) -> None:
+    """Wait until the other side's system has all data that was sent: a reset drops what it has not yet."""
+    with suppress(OSError):
+        while struct.unpack("i", fcntl.ioctl(sink, termios.TIOCOUTQ, bytes(4)))[0]:  # noqa: ASYNC110 - nothing notifies
+            await asyncio.sleep(0.001)
 
 
 class ProxiedConnection:
@@ -45,6 +55,8 @@ class ProxiedConnection:
     def __init__(self, client: socket.socket) -> None:
         self.ends = [client, socket.socket()]
         self.silent = False
+        self.replied = 0
+        """The bytes of replies that it has passed on."""
         self.doubling: DuplicatedScripts | None = None
         for end in self.ends:
             end.setblocking(False)
@@ -198,14 +210,16 @@ class Proxy:
             line.silent |= self._faults.swallow
             if line.silent:
                 continue
-            if replies and data and self._faults.cuts:
+            if replies and data and self._faults.cuts and line.replied >= self._faults.cut_from:
                 self._faults.cuts -= 1
                 await self._loop.sock_sendall(sink, data[: self._faults.cut_after])
+                await _arrived(sink)
                 raise ConnectionResetError
             if data:
                 if line.doubling is not None:
                     data = line.doubling.replies(data) if replies else line.doubling.requests(data)
                 await self._loop.sock_sendall(sink, data)
+                line.replied += len(data) if replies else 0
                 data = b"?"
             else:
                 sink.shutdown(socket.SHUT_WR)
