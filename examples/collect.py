@@ -40,10 +40,10 @@ async def main() -> None:
             # A call brings one item.
             jobs = [await index.enqueue(Doc("books", f"book {number}")) for number in range(20)]
             jobs.append(await index.enqueue(Doc("films", "a film")))
-            gathered = await index.gathered("books")
-            assert gathered is not None
-            print(f"{gathered.count} books are collected, {gathered.items[0].text!r} first; {jobs[1].made=}")
-            assert gathered.count == 20
+            collected = await index.collected("books")
+            assert collected is not None
+            print(f"{collected.count} books are collected, {collected.items[0].text!r} first; {jobs[1].action=}")
+            assert collected.count == 20
         refs = [(job.id, job.queue) for job in jobs]
 
         # The producer has ended. Another process knows its job ids and runs a worker.

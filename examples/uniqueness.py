@@ -34,8 +34,8 @@ async def main() -> None:
     async with app, app.worker():
         # The first job has not run yet, so the second call gets that job.
         first, second = await app.enqueue_many([report.call(7), report.call(7)])
-        print(f"{first.made}, then {second.made}: both wait for {await second.result()!r}")
-        assert (first.made, second.made, second.id) == ("created", "duplicate", first.id)
+        print(f"{first.action}, then {second.action}: both wait for {await second.result()!r}")
+        assert (first.action, second.action, second.id) == ("created", "duplicate", first.id)
         # When the job has ended, its key is free.
         assert (await report.enqueue(7)).created
 

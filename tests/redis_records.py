@@ -18,7 +18,7 @@ PLAIN, RAN, BEATEN, BACK, TRACED, RESULT, APART, RESULT_APART = (1 << place for 
 FLAGS = {"beaten": BEATEN, "back": BACK, "traced": TRACED, "load_apart": APART, "result_apart": RESULT_APART}
 RARE = frozenset(
     (
-        *("expires_at", "gathered", "gathered_bytes", "parked_under", "owner", "suspect_until", "progress_until"),
+        *("expires_at", "collected", "collected_bytes", "parked_under", "owner", "suspect_until", "progress_until"),
         *(
             "quarantined",
             "put_back_used",

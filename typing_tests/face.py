@@ -412,7 +412,7 @@ async def declared_gathering() -> None:
     assert_type(await gather.enqueue(Doc("a")), Job[int])
     assert_type(await stored([Doc("a")]), int)
     assert_type(stored_all([Doc("a")]), int)
-    assert_type(await gather.gathered("a"), Batch[Doc] | None)
+    assert_type(await gather.collected("a"), Batch[Doc] | None)
     await gather.enqueue("a")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
@@ -467,12 +467,12 @@ async def gathering() -> None:
     assert_type(index, AsyncCollectTask[Doc, int])
     job = await index.enqueue(Doc("a"))
     assert_type(job, Job[int])
-    assert_type(job.made, EnqueueAction)
+    assert_type(job.action, EnqueueAction)
     assert_type(index.enqueue_sync(Doc("a")).result_sync(), int)
     assert_type(await index.enqueue_and_wait(Doc("a")), int)
     assert_type(await index.options(priority=5, fair_key="a", fair_weight=3).enqueue(Doc("a")), Job[int])
     assert_type(await app.enqueue_many([index.call(Doc("a"))]), list[Job[int]])
-    assert_type(await index.gathered("a"), Batch[Doc] | None)
+    assert_type(await index.collected("a"), Batch[Doc] | None)
     assert_type(await index([Doc("a")], db="x"), int)
     assert_type(await store.enqueue(7), Job[str])
     assert_type(store([7]), str)

@@ -32,7 +32,7 @@ def test_a_list_shows_the_job_and_the_ticks_of_each_schedule(some: Terminal) -> 
 
     assert nightly.keys() == {
         *("name", "task", "queue", "arguments", "cron", "tz", "every", "missed", "max", "overlap", "grace", "paused"),
-        *("made", "last_tick", "next_tick", "last_id", "runs", "limit", "start", "end", "immediately"),
+        *("created", "last_tick", "next_tick", "last_id", "runs", "limit", "start", "end", "immediately"),
     }
     assert (nightly["name"], nightly["task"], nightly["queue"], nightly["arguments"]) == (
         *("nightly", "add", "default", {"a": 1, "b": 2}),
@@ -43,7 +43,7 @@ def test_a_list_shows_the_job_and_the_ticks_of_each_schedule(some: Terminal) -> 
     assert (often["queue"], often["cron"], often["tz"], often["every"]) == ("elsewhere", None, "UTC", 5400.0)
     due = datetime.fromisoformat(nightly["next_tick"])
     assert (due.hour in (2, 3), due.minute, due.second) == (True, 0, 0)
-    assert due > datetime.fromisoformat(nightly["made"])
+    assert due > datetime.fromisoformat(nightly["created"])
 
     header, first, second = some.run("schedules", "list").stdout.splitlines()
     assert header.split() == ["name", "when", "task", "queue", "next", "last", "missed", "overlap", "state"]
@@ -101,10 +101,10 @@ def test_a_trigger_that_creates_no_job_reports_it(there: Terminal) -> None:
 
     asyncio.run(prepare())
     made = there.read("schedules", "trigger", "one", "few")
-    assert [(ref["made"], ref["retry_in"]) for ref in made] == [("created", None)] * 2
+    assert [(ref["action"], ref["retry_in"]) for ref in made] == [("created", None)] * 2
 
     again = there.read("schedules", "trigger", "one", "few", code=1)
-    assert [(ref["id"], ref["made"]) for ref in again] == [(made[0]["id"], "duplicate"), (made[1]["id"], "throttled")]
+    assert [(ref["id"], ref["action"]) for ref in again] == [(made[0]["id"], "duplicate"), (made[1]["id"], "throttled")]
     assert 3000 < again[1]["retry_in"] <= 3600
     done = there.run("schedules", "trigger", "one", "few", "--quiet")
     assert (done.exit_code, done.stdout) == (1, "")

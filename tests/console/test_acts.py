@@ -191,7 +191,7 @@ async def test_a_call_is_checked_by_the_task_of_the_app(shop: Shop) -> None:
     call = {"task": "charge", "arguments": {"account": 5}, "delay": "2h", "priority": 3, "tags": ["by-hand"]}
     made = await shop.act(path_to("jobs"), call)
 
-    assert (made.status, made.json["queue"], made.json["made"]) == (200, "pay/eu", "created")
+    assert (made.status, made.json["queue"], made.json["action"]) == (200, "pay/eu", "created")
     record = await job(shop, made.json["id"], "pay/eu")
     assert (record.task, record.priority, record.tags) == ("charge", 3, ("by-hand",))
     assert [key.name for key in record.keys] == ["account:5"]
@@ -204,8 +204,8 @@ async def test_a_call_is_checked_by_the_task_of_the_app(shop: Shop) -> None:
     in_order = await shop.act(path_to("jobs"), {"task": "charge", "arguments": [6], "id": "mine"})
     again = await shop.act(path_to("jobs"), {"task": "charge", "arguments": [6], "id": "mine"})
 
-    assert (in_order.json["id"], in_order.json["made"]) == ("mine", "created")
-    assert (again.json["id"], again.json["made"]) == ("mine", "duplicate")
+    assert (in_order.json["id"], in_order.json["action"]) == ("mine", "created")
+    assert (again.json["id"], again.json["action"]) == ("mine", "duplicate")
 
 
 @pytest.mark.parametrize(
@@ -244,18 +244,18 @@ async def test_a_repeated_call_with_one_key_is_one_job(shop: Shop) -> None:
     call = {"task": "charge", "arguments": {"account": 5}}
     first, second = [await shop.act(path_to("jobs"), call, headers=key) for _ in range(2)]
 
-    assert (first.json["made"], second.json["made"]) == ("created", "duplicate")
+    assert (first.json["action"], second.json["action"]) == ("created", "duplicate")
     assert first.json["id"] == second.json["id"]
 
     other = await shop.act(path_to("jobs"), {"task": "charge", "arguments": {"account": 6}}, headers=key)
     another_key = await shop.act(path_to("jobs"), call, headers=[("Idempotency-Key", "another")])
 
     assert other.problem == "key-reused"
-    assert another_key.json["made"] == "created"
+    assert another_key.json["action"] == "created"
 
     first, second = [await shop.act(path_to("schedules", "hourly", "trigger"), headers=key) for _ in range(2)]
 
-    assert (first.json["made"], second.json["made"]) == ("created", "duplicate")
+    assert (first.json["action"], second.json["action"]) == ("created", "duplicate")
     assert first.json["id"] == second.json["id"] != other.json.get("id")
 
 
@@ -289,7 +289,7 @@ async def test_a_throttled_call_says_when_to_try_again(shop: Shop) -> None:
     @shop.app.task(name="rare", queue="mail", throttle=Throttle(max=1, window="1h"))
     async def rare() -> None: ...
 
-    assert (await shop.act(path_to("jobs"), {"task": "rare"})).json["made"] == "created"
+    assert (await shop.act(path_to("jobs"), {"task": "rare"})).json["action"] == "created"
     reply = await shop.act(path_to("jobs"), {"task": "rare"})
 
     assert (reply.status, reply.problem) == (429, "throttled")
@@ -454,7 +454,7 @@ async def test_a_schedule_is_paused_resumed_triggered_and_removed(shop: Shop) ->
 
     triggered = await shop.act(path("trigger"), {"reason": "now"})
 
-    assert (triggered.json["queue"], triggered.json["made"]) == ("mail", "created")
+    assert (triggered.json["queue"], triggered.json["action"]) == ("mail", "created")
     assert (await job(shop, triggered.json["id"])).schedule == "hourly"
     assert (await shop.act(path(), method="DELETE")).json == {"name": "hourly"}
     assert (await shop.act(path(), method="DELETE")).problem == "unknown-schedule"
@@ -605,6 +605,6 @@ async def test_a_call_by_name_alone_needs_named_arguments(tmp_path: Any) -> None
 
             forced = await bare.act(path_to("jobs"), {"task": "new", "queue": "new", "force": True})
 
-            assert (forced.json["queue"], forced.json["made"]) == ("new", "created")
+            assert (forced.json["queue"], forced.json["action"]) == ("new", "created")
             large = await bare.act(path_to("jobs"), {**call, "arguments": {"to": "x" * 1_100_000}})
             assert (large.status, large.problem) == (422, "invalid-body")

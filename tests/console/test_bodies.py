@@ -322,7 +322,7 @@ async def test_a_call_may_have_a_larger_body_than_other_acts(shop: Shop) -> None
         body = {"task": "mail.send", "arguments": {"to": "x" * size}}
         return await shop.act(path_to("jobs"), body)
 
-    assert (await enqueue(900_000)).json["made"] == "created"
+    assert (await enqueue(900_000)).json["action"] == "created"
     assert (await enqueue(CALL_BODY)).problem == "body-too-large"
 
 

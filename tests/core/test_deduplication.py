@@ -3,7 +3,7 @@
 import pytest
 from msgspec import structs
 
-from tenure.core.deduplication import GATHERED_LIMIT, accepts_merge, due_at, merge_name, throttle_name
+from tenure.core.deduplication import COLLECTED_LIMIT, accepts_merge, due_at, merge_name, throttle_name
 from tenure.core.job import CollectKey, DebounceKey, MergeKey, ThrottleKey, UniqueKey
 from tenure.core.lifecycle import State
 from tests.core.cases import ACTIVE, NOW
@@ -39,12 +39,12 @@ def test_a_job_that_has_run_accepts_no_more_calls(key: MergeKey) -> None:
 
 
 def test_a_full_batch_accepts_no_more_calls() -> None:
-    batch = structs.replace(ACTIVE, state=State.DELAYED, starts=0, merge=COLLECT, gathered=2)
+    batch = structs.replace(ACTIVE, state=State.DELAYED, starts=0, merge=COLLECT, collected=2)
 
     assert accepts_merge(batch, COLLECT)
-    assert not accepts_merge(structs.replace(batch, gathered=3), COLLECT)
-    assert accepts_merge(structs.replace(batch, gathered_bytes=GATHERED_LIMIT - 1), COLLECT)
-    assert not accepts_merge(structs.replace(batch, gathered_bytes=GATHERED_LIMIT), COLLECT)
+    assert not accepts_merge(structs.replace(batch, collected=3), COLLECT)
+    assert accepts_merge(structs.replace(batch, collected_bytes=COLLECTED_LIMIT - 1), COLLECT)
+    assert not accepts_merge(structs.replace(batch, collected_bytes=COLLECTED_LIMIT), COLLECT)
 
 
 @pytest.mark.parametrize("key", [DEBOUNCE, COLLECT])
@@ -66,8 +66,8 @@ def test_after_a_clock_set_back_a_job_waits_as_if_called_now(key: DebounceKey | 
 
 def test_a_batch_is_due_when_it_is_full() -> None:
     assert due_at(COLLECT, first=NOW, calls=3, now=NOW + 1) == NOW + 1
-    assert due_at(COLLECT, first=NOW, calls=2, now=NOW + 1, size=GATHERED_LIMIT) == NOW + 1
-    assert due_at(COLLECT, first=NOW, calls=2, now=NOW + 1, size=GATHERED_LIMIT - 1) > NOW + 1
+    assert due_at(COLLECT, first=NOW, calls=2, now=NOW + 1, size=COLLECTED_LIMIT) == NOW + 1
+    assert due_at(COLLECT, first=NOW, calls=2, now=NOW + 1, size=COLLECTED_LIMIT - 1) > NOW + 1
 
 
 def test_keys_of_different_kinds_never_collide() -> None:

@@ -15,17 +15,24 @@ from tests.core.cases import NOW
 DAY = 86_400 * SECOND
 JOB = NewJob(queue="mail", id="", task="send", payload=b"[]")
 KNOWN = Schedule(
-    name="nightly", job=JOB, cron="0 4 * * *", made=1, last_tick=NOW, next_tick=NOW + 9, paused=True, last_id="cron:x"
+    name="nightly",
+    job=JOB,
+    cron="0 4 * * *",
+    created=1,
+    last_tick=NOW,
+    next_tick=NOW + 9,
+    paused=True,
+    last_id="cron:x",
 )
 
 
 def test_a_schedule_put_again_has_new_options_and_keeps_its_progress() -> None:
-    new = Schedule(name="nightly", job=structs.replace(JOB, task="ring"), cron="0 4 * * *", overlap="allow", made=7)
+    new = Schedule(name="nightly", job=structs.replace(JOB, task="ring"), cron="0 4 * * *", overlap="allow", created=7)
     after = redefined(KNOWN, new, NOW)
 
     assert redefined(None, new, NOW) == new
     assert (after.job.task, after.overlap) == ("ring", "allow")
-    assert (after.made, after.last_tick, after.next_tick, after.paused, after.last_id) == (
+    assert (after.created, after.last_tick, after.next_tick, after.paused, after.last_id) == (
         1,
         NOW,
         NOW + 9,
@@ -91,17 +98,17 @@ def test_a_tick_looks_at_every_unfinished_job_of_the_earlier_ones(
 
 
 @pytest.mark.parametrize(
-    ("made", "fate"),
+    ("action", "fate"),
     [
         ("created", Ref("mail", "x")),
         ("replaced", Ref("mail", "x")),
-        ("gathered", Ref("mail", "x")),
+        ("collected", Ref("mail", "x")),
         ("throttled", "throttled"),
         ("duplicate", "duplicate"),
     ],
 )
-def test_a_tick_has_its_job_if_its_call_created_or_joined_one(made: EnqueueAction, fate: Fate) -> None:
-    assert fate_of(made, Ref("mail", "x")) == fate
+def test_a_tick_has_its_job_if_its_call_created_or_joined_one(action: EnqueueAction, fate: Fate) -> None:
+    assert fate_of(action, Ref("mail", "x")) == fate
 
 
 def test_a_tick_is_recorded_after_the_ticks_skipped_with_it() -> None:

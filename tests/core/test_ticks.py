@@ -101,7 +101,7 @@ def test_a_schedule_begins_with_the_tick_after_now() -> None:
 
     often = begun(Schedule(name="often", job=job, every=30 * SECOND), NOON + SECOND)
 
-    assert (often.made, often.last_tick, often.next_tick) == (NOON + SECOND, NOON + SECOND, NOON + 30 * SECOND)
+    assert (often.created, often.last_tick, often.next_tick) == (NOON + SECOND, NOON + SECOND, NOON + 30 * SECOND)
 
 
 rhythms = st.sampled_from([FIVE, Every(SECOND), Every(7 * SECOND), Cron.parse("*/3 * * * *"), Cron.parse("0 4 * * *")])

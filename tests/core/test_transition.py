@@ -291,8 +291,8 @@ BATCH = structs.replace(
     WAITING,
     state=State.DELAYED,
     merge=GATHER,
-    gathered=1,
-    gathered_bytes=10,
+    collected=1,
+    collected_bytes=10,
     run_at=NOW + 5 * SECOND,
     score=NOW + 5 * SECOND,
 )
@@ -301,20 +301,20 @@ BATCH = structs.replace(
 def test_a_collected_call_delays_its_batch_and_sets_its_time_to_live() -> None:
     more = collecting(BATCH, GATHER, NOW + SECOND, ttl=7, offset=2, size=7)
 
-    assert (more.state, more.gathered, more.run_at) == (State.DELAYED, 2, NOW + 6 * SECOND)
-    assert more.gathered_bytes == 17
+    assert (more.state, more.collected, more.run_at) == (State.DELAYED, 2, NOW + 6 * SECOND)
+    assert more.collected_bytes == 17
     assert (more.score, more.ttl, more.expires_at) == (NOW + 6 * SECOND + 2, 7, NOW + SECOND + 7)
     assert collecting(more, GATHER, NOW + SECOND, ttl=None, offset=0, size=5).expires_at is None
 
 
 def test_a_full_batch_becomes_waiting_and_a_waiting_one_keeps_its_place() -> None:
-    full = collecting(structs.replace(BATCH, gathered=2), GATHER, NOW + 1, ttl=None, offset=0, size=5)
-    in_line = structs.replace(WAITING, merge=GATHER, gathered=1, parked_under="k", run_at=NOW - 1)
+    full = collecting(structs.replace(BATCH, collected=2), GATHER, NOW + 1, ttl=None, offset=0, size=5)
+    in_line = structs.replace(WAITING, merge=GATHER, collected=1, parked_under="k", run_at=NOW - 1)
     due = collecting(in_line, GATHER, NOW + 30 * SECOND, ttl=None, offset=0, size=5)
     put_off = collecting(in_line, GATHER, NOW, ttl=None, offset=0, size=5)
 
     assert (full.state, full.run_at, full.score) == (State.WAITING, NOW + 1, NOW + 1)
-    assert due == structs.replace(in_line, gathered=2, gathered_bytes=5)
+    assert due == structs.replace(in_line, collected=2, collected_bytes=5)
     assert (put_off.state, put_off.parked_under) == (State.DELAYED, None)
 
 

@@ -329,5 +329,5 @@ def test_event_loops_of_other_threads_may_come_and_go_as_one_begins() -> None:
     earlier.close()
     earlier.meanwhile = elsewhere
 
-    assert asyncio.run(trips.enqueue(storage, job("ours"))).made == "created"
+    assert asyncio.run(trips.enqueue(storage, job("ours"))).action == "created"
     assert all(asyncio.run(storage.get([Ref("q", id_) for id_ in ("earlier", "theirs", "ours")])))

@@ -53,7 +53,7 @@ def test_calls_are_collected_until_the_delay_passes_without_one(run_scenario: Ru
             await asyncio.sleep(0.5)
         results = [await job.result() for job in jobs]
 
-        assert [job.made for job in jobs] == ["created", *["gathered"] * 4]
+        assert [job.action for job in jobs] == ["created", *["collected"] * 4]
         assert {job.id for job in jobs} == {jobs[0].id}
         assert results == [5] * 5
         assert batches == [[Doc("a", number) for number in range(5)]]
@@ -112,7 +112,7 @@ def test_a_key_made_of_the_item_separates_the_batches(run_scenario: RunScenario)
         assert sorted(batches, key=str) == [
             *([Doc("a"), Doc("a")], [Doc("b"), Doc("b")], [Doc("b", 1)], [Doc("b", 2)]),
         ]
-        assert [job.made for job in alone] == ["created", "created"]
+        assert [job.action for job in alone] == ["created", "created"]
 
     run_scenario(scenario)
 
@@ -125,17 +125,17 @@ def test_the_collected_calls_of_a_key_can_be_listed(run_scenario: RunScenario) -
     async def scenario(harness: Harness) -> None:
         app = harness.app(timing=FAST)
         index = indexing(app, [], collect=Collect("{item.tenant}", delay="5s", max_size=3, max_wait="60s"))
-        nothing = await index.gathered("a")
+        nothing = await index.collected("a")
         first = await index.enqueue(Doc("a", 1))
         await asyncio.sleep(2)
         await index.enqueue(Doc("a", 2))
         await index.enqueue(Doc("b", 9))
-        batch = await index.gathered("a")
+        batch = await index.collected("a")
         await index.enqueue(Doc("a", 3))
-        full = await index.gathered("a")
+        full = await index.collected("a")
         await index.enqueue(Doc("a", 4))
-        next_one = await index.gathered("a")
-        elsewhere = await index.gathered("a", queue="elsewhere")
+        next_one = await index.collected("a")
+        elsewhere = await index.collected("a", queue="elsewhere")
 
         assert nothing is full is elsewhere is None
         assert (batch.id, batch.queue, batch.count) == (first.id, "default", 2)
@@ -165,7 +165,7 @@ def test_a_killed_worker_loses_no_collected_call(run_scenario: RunScenario) -> N
         await harness.start(app.worker())
         results = [await job.result() for job in jobs]
 
-        assert late.made == "created"
+        assert late.action == "created"
         assert results == [6] * 4
         assert await late.result() == 100
         assert seen.count([0, 1, 2, 3]) == 2
@@ -209,14 +209,14 @@ def test_an_unreadable_item_fails_the_batch_and_drops_nothing(run_scenario: RunS
         strict = indexing(new, ran)
         good, bad = await old.enqueue_many([index.call({"tenant": "a", "number": 1}), index.call("what?")])
         with pytest.raises(UsageError, match="has collected items that cannot be decoded"):
-            await strict.gathered()
+            await strict.collected()
         await harness.start(new.worker())
         for job in (good, bad):
             with pytest.raises(JobFailedError, match="undecodable"):
                 await job.result()
 
         assert ran == []
-        assert (await record_of(good)).gathered == 2
+        assert (await record_of(good)).collected == 2
 
     run_scenario(scenario)
 
@@ -260,12 +260,12 @@ def test_items_are_upgraded_one_by_one_and_versions_never_share_a_batch(run_scen
 
         first = await old.enqueue_many([index.call("a"), index.call("b")])
         second = await index_2.enqueue(Doc("c"))
-        peeked = await index_2.gathered()
+        peeked = await index_2.collected()
         await harness.start(new.worker())
         for job in [*first, second]:
             await job.result()
 
-        assert second.made == "created"
+        assert second.action == "created"
         assert peeked is not None
         assert peeked.items == [Doc("c")]
         assert sorted(batches, key=len) == [[Doc("c")], [Doc("a"), Doc("b")]]
@@ -315,7 +315,7 @@ def test_a_call_repeated_after_a_lost_reply_is_added_once(run_scenario: RunScena
         await harness.start(app.worker())
 
         assert await again[2].result() == 3
-        assert [job.made for job in again] == ["duplicate"] * 3
+        assert [job.action for job in again] == ["duplicate"] * 3
 
     run_scenario(scenario)
 
@@ -332,8 +332,8 @@ def test_a_call_with_its_own_id_adds_one_item_if_repeated(run_scenario: RunScena
         await jobs[0].result()
         late = await index.options(id="item 2").enqueue(Doc("a", 2))
 
-        assert [(job.made, job.id) for job in [*jobs, late]] == [
-            *(("created", "item 1"), ("gathered", "item 1"), *[("duplicate", "item 1")] * 3),
+        assert [(job.action, job.id) for job in [*jobs, late]] == [
+            *(("created", "item 1"), ("collected", "item 1"), *[("duplicate", "item 1")] * 3),
         ]
         assert batches == [[Doc("a", 1), Doc("a", 2)]]
 

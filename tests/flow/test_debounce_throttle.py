@@ -45,7 +45,7 @@ def test_the_last_of_many_debounced_calls_runs_after_the_delay(run_scenario: Run
         other = await save.enqueue("b", 9)
         results = [await job.result() for job in jobs]
 
-        assert [job.made for job in jobs] == ["created", *["replaced"] * 3]
+        assert [job.action for job in jobs] == ["created", *["replaced"] * 3]
         assert {job.id for job in jobs} == {jobs[0].id}
         assert results == [3] * 4
         assert 11 <= harness.now < 12
@@ -86,7 +86,7 @@ def test_a_call_replaces_only_a_job_that_has_not_started(run_scenario: RunScenar
         await asyncio.sleep(2)
         second, third = await slow.enqueue(2), await slow.enqueue(3)
 
-        assert (second.made, third.made, third.id) == ("created", "replaced", second.id)
+        assert (second.action, third.action, third.id) == ("created", "replaced", second.id)
         assert (await first.result(), await second.result()) == (1, 3)
 
     run_scenario(scenario)
@@ -116,7 +116,7 @@ def test_keys_of_two_tasks_never_collide_however_they_are_called(run_scenario: R
 
             made.append(await handler.enqueue())
 
-        assert [job.made for job in made] == ["created"] * 4
+        assert [job.action for job in made] == ["created"] * 4
 
     run_scenario(scenario)
 
@@ -193,7 +193,7 @@ def test_the_handle_of_a_skipped_call_raises_throttled_error(run_scenario: RunSc
         with pytest.raises(ThrottledError):
             await save.enqueue_and_wait("a", 3)
 
-        assert (skipped.made, skipped.created, skipped.id) == ("throttled", False, latest.id)
+        assert (skipped.action, skipped.created, skipped.id) == ("throttled", False, latest.id)
         assert (latest.refusal, skipped.refusal.task, skipped.refusal.key) == (None, "save", None)
         assert str(skipped.refusal) == str(pickle.loads(pickle.dumps(skipped.refusal)))
         assert str(skipped.refusal).startswith(
@@ -214,7 +214,7 @@ def test_the_handle_of_a_deleted_job_ignores_a_later_throttled_call(run_scenario
         await job.delete()
         [repeated] = await app.enqueue_many([call])
 
-        assert (job.made, repeated.made) == ("created", "throttled")
+        assert (job.action, repeated.action) == ("created", "throttled")
         with pytest.raises(JobNotFoundError):
             await job.result()
 
@@ -249,7 +249,7 @@ def test_enqueue_many_reports_each_throttled_call_and_does_not_raise(run_scenari
         save = saving(app, [], throttle=Throttle(max=2, window="1m"), throw_on_duplicate=True)
         jobs = await app.enqueue_many(save.call("a", version) for version in range(4))
 
-        assert [job.made for job in jobs] == ["created", "created", "throttled", "throttled"]
+        assert [job.action for job in jobs] == ["created", "created", "throttled", "throttled"]
         with pytest.raises(ThrottledError):
             await jobs[3].result()
 
@@ -261,7 +261,7 @@ def test_a_duplicate_does_not_count_for_a_throttle(run_scenario: RunScenario) ->
         save = saving(harness.app(), [], unique=Unique("{doc}"), throttle=Throttle(max=2, window="1m", on_limit="skip"))
         jobs = [await save.enqueue(doc) for doc in "aaabc"]
 
-        assert [job.made for job in jobs] == ["created", "duplicate", "duplicate", "created", "throttled"]
+        assert [job.action for job in jobs] == ["created", "duplicate", "duplicate", "created", "throttled"]
 
     run_scenario(scenario)
 
@@ -275,7 +275,7 @@ def test_a_call_without_a_key_is_not_limited(run_scenario: RunScenario) -> None:
         quick = saving(harness.app(), [], debounce=Debounce(_no_key, delay="1h"))
         jobs = [await task.enqueue("a") for task in (free, free, quick, quick)]
 
-        assert [job.made for job in jobs] == ["created"] * 4
+        assert [job.action for job in jobs] == ["created"] * 4
         assert [await job.state() for job in jobs] == [State.WAITING] * 4
 
     run_scenario(scenario)

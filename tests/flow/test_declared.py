@@ -92,10 +92,10 @@ def test_a_declared_collecting_task_sends_batches_to_the_other_app(run_scenario:
 
         first, second = await declared.enqueue(Receipt(1)), await declared.enqueue(Receipt(1))
         other = await declared.enqueue(Receipt(2))
-        batch = await declared.gathered("1")
+        batch = await declared.collected("1")
         await harness.start(worker.worker())
 
-        assert (first.made, second.made, other.made) == ("created", "gathered", "created")
+        assert (first.action, second.action, other.action) == ("created", "collected", "created")
         assert batch is not None
         assert (batch.queue, batch.items) == ("docs", [Receipt(1), Receipt(1)])
         assert [await job.result() for job in (first, second, other)] == [2, 2, 1]

@@ -83,7 +83,7 @@ async def relays_what_was_committed(kind: str, outbox_url: str, queue_url: str) 
 
             async def enqueue(transaction: Transaction, name: str) -> None:
                 job = await charge.options(tx=transaction.tx, id=name).enqueue(name)
-                assert job.made == "pending"
+                assert job.action == "pending"
 
             committed = await play(begin, enqueue)
 
@@ -184,7 +184,7 @@ async def test_a_result_waits_for_the_relay(redis_url: str, shop: str) -> None:
     async with app:
         async with transaction(shop) as tx:
             job = await add.options(tx=tx).enqueue(1, 2)
-            assert (job.made, job.created) == ("pending", False)
+            assert (job.action, job.created) == ("pending", False)
             with pytest.raises(JobNotFoundError, match="never enqueued"):
                 await job.info()
         with pytest.raises(JobNotFoundError, match="waits in the outbox"):

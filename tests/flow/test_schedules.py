@@ -183,8 +183,8 @@ def test_a_manual_trigger_returns_the_receipt_of_its_call(run_scenario: RunScena
         async with app.worker(queues=["elsewhere"]):
             one, few = [await app.schedules.trigger(name) for name in ("one", "few")]
 
-        assert (one.made, one.id, one.refusal) == ("duplicate", held.id, None)
-        assert (few.made, few.id, few.created) == ("throttled", latest.id, False)
+        assert (one.action, one.id, one.refusal) == ("duplicate", held.id, None)
+        assert (few.action, few.id, few.created) == ("throttled", latest.id, False)
         with pytest.raises(ThrottledError, match="task 'throttled': the throttle is full"):
             await few.cancel()
         assert await latest.state() is State.WAITING

@@ -155,7 +155,7 @@ async def test_the_handle_of_a_committed_call_is_that_of_its_job(
         first = await charge.enqueue(1)
         second = await charge.options(tx=connection).enqueue(1)
         third = await charge.options(tx=connection).enqueue(2)
-        assert (second.made, second.created, second.id == first.id) == ("pending", False, False)
+        assert (second.action, second.created, second.id == first.id) == ("pending", False, False)
         with pytest.raises(JobNotFoundError):
             await third.info()
         await connection.commit()

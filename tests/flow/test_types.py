@@ -290,7 +290,7 @@ def test_collected_items_arrive_as_models(run_scenario: RunScenario) -> None:
 
         first = await index.enqueue(Line(sku="a", count=1))
         await index.enqueue(Line(sku="a", count=2))
-        batch = await index.gathered("a")
+        batch = await index.collected("a")
         assert batch is not None
         assert batch.items == [Line(sku="a", count=1), Line(sku="a", count=2)]
         await harness.start(app.worker())
@@ -375,7 +375,7 @@ def test_equal_models_have_one_unique_key(run_scenario: RunScenario) -> None:
         second = ORDER.model_copy(update={"tags": set(backwards)})
         other = ORDER.model_copy(update={"tags": set(tags[1:])})
 
-        assert [(await take.enqueue(order)).made for order in (first, second, other)] == [
+        assert [(await take.enqueue(order)).action for order in (first, second, other)] == [
             "created",
             "duplicate",
             "created",

@@ -61,9 +61,9 @@ def test_a_call_whose_key_is_held_gets_the_job_that_holds_it(run_scenario: RunSc
         second, other = await send.enqueue(7, "two"), await send.enqueue(8, "three")
         await harness.start(app.worker())
 
-        assert (first.made, first.created) == ("created", True)
-        assert (second.made, second.created, second.id) == ("duplicate", False, first.id)
-        assert (other.made, other.id != first.id) == ("created", True)
+        assert (first.action, first.created) == ("created", True)
+        assert (second.action, second.created, second.id) == ("duplicate", False, first.id)
+        assert (other.action, other.id != first.id) == ("created", True)
         assert [await job.result() for job in (first, second, other)] == ["one", "one", "three"]
         assert sorted(ran) == [(7, "one"), (8, "three")]
 
@@ -84,7 +84,7 @@ def test_the_job_that_holds_a_key_is_found_without_a_call(run_scenario: RunScena
         assert await send.unique_job(8) is None
         await first.cancel()
         assert await send.unique_job(7) is None
-        assert (await send.enqueue(7)).made == "created"
+        assert (await send.enqueue(7)).action == "created"
 
     run_scenario(scenario)
 
@@ -137,7 +137,7 @@ def test_a_key_is_free_after_its_jobs_end_and_held_during_retries(run_scenario: 
         await job.result()
         after = await flaky.enqueue()
 
-        assert (resting, again.made, again.id) == (State.DELAYED, "duplicate", job.id)
+        assert (resting, again.action, again.id) == (State.DELAYED, "duplicate", job.id)
         assert after.created
 
     run_scenario(scenario)
@@ -157,8 +157,8 @@ def test_a_queued_key_is_free_from_when_its_job_starts(run_scenario: RunScenario
         await asyncio.sleep(1)
         second, third = await slow.enqueue(), await slow.enqueue()
 
-        assert (held.made, held.id) == ("duplicate", first.id)
-        assert (second.made, third.made, third.id) == ("created", "duplicate", second.id)
+        assert (held.action, held.id) == ("duplicate", first.id)
+        assert (second.action, third.action, third.id) == ("created", "duplicate", second.id)
 
     run_scenario(scenario)
 
@@ -175,8 +175,8 @@ def test_a_timed_key_is_held_for_its_time_after_its_jobs_end(run_scenario: RunSc
         await asyncio.sleep(15)
         after = await send.enqueue(7)
 
-        assert (within.made, within.id) == ("duplicate", first.id)
-        assert after.made == "created"
+        assert (within.action, within.id) == ("duplicate", first.id)
+        assert after.action == "created"
 
     run_scenario(scenario)
 
@@ -309,8 +309,8 @@ def test_a_key_function_that_returns_none_makes_the_call_not_unique(run_scenario
         guests = [await send.enqueue(0) for _ in range(2)]
         users = [await send.enqueue(1) for _ in range(2)]
 
-        assert [job.made for job in guests] == ["created", "created"]
-        assert [job.made for job in users] == ["created", "duplicate"]
+        assert [job.action for job in guests] == ["created", "created"]
+        assert [job.action for job in users] == ["created", "duplicate"]
 
     run_scenario(scenario)
 
@@ -326,8 +326,8 @@ def test_a_key_belongs_to_its_queue_and_two_tasks_may_share_it(run_scenario: Run
         first, second = await send.enqueue(7), await push.enqueue(7)
         elsewhere = await push.options(queue="elsewhere").enqueue(7)
 
-        assert (second.made, second.id) == ("duplicate", first.id)
-        assert elsewhere.made == "created"
+        assert (second.action, second.id) == ("duplicate", first.id)
+        assert elsewhere.action == "created"
 
     run_scenario(scenario)
 
@@ -365,7 +365,7 @@ def test_a_duplicate_raises_an_error_on_request(run_scenario: RunScenario) -> No
 
         assert (raised.value.queue, raised.value.job_id) == ("default", first.id)
         assert quiet.id == first.id
-        assert [job.made for job in many] == ["duplicate", "created"]
+        assert [job.action for job in many] == ["duplicate", "created"]
 
         again = pickle.loads(pickle.dumps(raised.value))
         assert (str(again), again.job_id) == (str(raised.value), first.id)

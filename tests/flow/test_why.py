@@ -113,7 +113,7 @@ CASES: list[tuple[Cause, list[Reason], str]] = [
         "it is recovered in 2.0 s",
     ),
     ("debounced", reasons(delayed(merge=DebounceKey("user:1", MINUTE))), "debounce key 'user:1'"),
-    ("collecting", reasons(delayed(merge=CollectKey("all", MINUTE, 50), gathered=12)), "12 of 50 so far"),
+    ("collecting", reasons(delayed(merge=CollectKey("all", MINUTE, 50), collected=12)), "12 of 50 so far"),
     (
         "retry_delay",
         reasons(

@@ -385,7 +385,7 @@ class ModelComparison:
                                 missed=dice.choice(("skip", "latest", "all")),
                                 most=dice.choice((None, 3)),
                                 overlap=dice.choice(("skip", "queue_one", "allow")),
-                                made=now,
+                                created=now,
                                 last_tick=now - SECOND,
                                 next_tick=next_tick,
                             )

@@ -73,7 +73,7 @@ async def test_a_job_goes_to_the_table_of_its_day_and_comes_back(postgres_url: s
 
     assert spread == {str(day): 1, str(day + 1): 1, str(day + 2): 0, "other": 1}
     assert listed == ["three", "two", "one"]
-    assert [one.made for one in duplicates] == ["duplicate"] * 3
+    assert [one.action for one in duplicates] == ["duplicate"] * 3
     assert redriven.verdict == "done"
     assert after == {str(day): 0, str(day + 1): 1, str(day + 2): 0, "other": 1}
 

@@ -164,7 +164,7 @@ async def test_a_stray_index_entry_is_removed_and_delays_no_job(
     STRAYS[index](partition, member)
 
     assert partition.wrong()
-    assert await all_verbs_go_on(partition) == ["duplicate", "gathered"]
+    assert await all_verbs_go_on(partition) == ["duplicate", "collected"]
 
     await everything_ends(partition)
 
@@ -325,11 +325,11 @@ async def all_verbs_go_on(partition: RedisPartition) -> list[str]:
     await others_go_on(partition)
     calls = [new_job("unique-2", queue=Q, merge=UNIQUE), new_job("item", queue=Q, merge=COLLECTED)]
     receipts = await storage.enqueue(calls)
-    schedule = Schedule(name="weekly", job=new_job(""), every=SECOND, made=now, last_tick=now)
+    schedule = Schedule(name="weekly", job=new_job(""), every=SECOND, created=now, last_tick=now)
     tick = Tick("weekly", now, now + 1, now + SECOND, new_job("tick", queue=Q, schedule="weekly"))
     planned = await storage.plan([PutSchedule(schedule), tick])
     assert planned[1].ref == Ref(Q, "tick")
-    return [receipt.made for receipt in receipts]
+    return [receipt.action for receipt in receipts]
 
 
 async def everything_ends(partition: RedisPartition, *, but: str = "") -> None:

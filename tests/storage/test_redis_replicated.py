@@ -79,7 +79,7 @@ async def test_an_enqueue_is_acknowledged_once_it_is_on_both_disks(
     (server if late == "the server" else replica).command("CONFIG", "SET", "appendfsync", "always")
     [receipt] = await enqueue
 
-    assert receipt.made == "created"
+    assert receipt.action == "created"
     assert acknowledged[0] > written_at
 
 
@@ -92,7 +92,7 @@ async def test_servers_with_appendfsync_everysec_confirm_each_write_in_time(
 
     for number in range(3):
         [receipt] = await storage.enqueue([new_job(f"job-{number}")])
-        assert receipt.made == "created"
+        assert receipt.action == "created"
 
 
 async def test_acknowledged_writes_survive_a_kill_of_both_servers(
@@ -174,7 +174,7 @@ async def test_a_repeated_write_that_no_replica_has_is_not_confirmed(
     monkeypatch.undo()
     [receipt] = await second.enqueue([new_job("new")])
 
-    assert receipt.made == "duplicate"
+    assert receipt.action == "duplicate"
     assert await settle(second, ALICE, lease) == "duplicate"
 
 
@@ -200,7 +200,7 @@ async def test_a_server_without_a_file_is_confirmed_by_the_memory_of_replicas(
     [receipt] = await storage.enqueue([new_job("in-memory")])
     server.command("CONFIG", "SET", "appendonly", "yes")
     [still] = await storage.enqueue([new_job("in-memory-too")])
-    assert (receipt.made, still.made) == ("created", "created")
+    assert (receipt.action, still.action) == ("created", "created")
 
     monkeypatch.setattr(connections, "AGAIN", 0.0)
     other = replicated(server)

@@ -16,7 +16,7 @@ WRONG = {
     "a slot of an unknown job": "INSERT INTO tenure_slot (queue, key, id) VALUES ('q', 'k', 'unknown')",
     "a missing call": "DELETE FROM tenure_call WHERE id = 'call-1'",
     "a call of a deleted job": "INSERT INTO tenure_call (queue, id, job, place) VALUES ('q', 'late', 'gone', 0)",
-    "a job without its collected calls": "UPDATE tenure_job SET gathered = 7 WHERE id = 'call-0'",
+    "a job without its collected calls": "UPDATE tenure_job SET collected = 7 WHERE id = 'call-0'",
 }
 
 

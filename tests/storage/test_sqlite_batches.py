@@ -90,7 +90,7 @@ def test_no_statement_exceeds_the_limit_of_sqlite_for_any_size_of_call(tmp_path:
     answer = exchange.exchange(tx, ME, [], ClaimRequest(("q",), 3))
     connection.close()
 
-    assert [receipt.made for receipt in receipts] == ["created"] * 12
+    assert [receipt.action for receipt in receipts] == ["created"] * 12
     assert [(lease.ref.id, len(lease.job.payload)) for lease in answer.leases] == [
         (f"{n}", len(each)) for n in range(3)
     ]
@@ -104,8 +104,8 @@ async def test_calls_committed_together_get_their_own_receipts(tmp_path: Path) -
     with quiet(lock_file(path)):
         waiting = [asyncio.ensure_future(storage.enqueue(call)) for call in calls]
         await asyncio.sleep(0.1)
-    receipts = [[receipt.made for receipt in call] for call in await asyncio.gather(*waiting)]
-    again = [receipt.made for receipt in await storage.enqueue([job("a"), job("z"), job("b"), job("a")])]
+    receipts = [[receipt.action for receipt in call] for call in await asyncio.gather(*waiting)]
+    again = [receipt.action for receipt in await storage.enqueue([job("a"), job("z"), job("b"), job("a")])]
     leases = (await storage.exchange(ME, (), ORDER)).leases
     counts = (await storage.survey()).queues[0].counts
     findings = await storage.examine()

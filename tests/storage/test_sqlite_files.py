@@ -185,7 +185,7 @@ async def test_a_closed_storage_says_so_until_it_is_opened_again(tmp_path: Path)
         await storage.survey()
     await storage.open()
 
-    assert (await storage.enqueue([job("one")]))[0].made == "duplicate"
+    assert (await storage.enqueue([job("one")]))[0].action == "duplicate"
 
     await storage.close()
 
@@ -268,7 +268,7 @@ async def test_after_the_file_was_deleted_the_new_one_is_used(tmp_path: Path) ->
     await storage.close()
     await other.close()
 
-    assert receipt.made == "created"
+    assert receipt.action == "created"
     assert [detail is not None for detail in seen] == [False, True]
     assert theirs[0] is not None
     assert not [finding for finding in findings if finding.level == "error"]

@@ -277,7 +277,7 @@ async def main():
         asyncio._set_running_loop(None)
         made = loop.run_until_complete(storage.enqueue([NewJob(queue="q", id="inside", task="t", payload=b"")]))
         seen = loop.run_until_complete(storage.survey()).queues[0].counts
-        say(f"child {made[0].made} {sum(seen.values())}")
+        say(f"child {made[0].action} {sum(seen.values())}")
         time.sleep(60)
     await storage.enqueue([NewJob(queue="q", id="after", task="t", payload=b"")])
     say(f"parent {pid}")
@@ -498,7 +498,7 @@ async def main():
     await storage.close()
     end(process)
 
-    assert receipts[0].made == "created"
+    assert receipts[0].action == "created"
 
 
 def stop(pid: int) -> None:

@@ -370,7 +370,7 @@ async def test_a_call_and_a_users_row_are_stored_together_or_not_at_all(path: Pa
         for end in (connection.rollback, connection.commit):
             connection.execute("INSERT INTO job (title) VALUES ('smith')")
             (result,) = await storage.enqueue_in(recognise(connection), [job("one")])
-            assert result.made == "created"
+            assert result.action == "created"
             end()
         titles = connection.execute("SELECT title FROM job ORDER BY id").fetchall()
     leases = (await storage.exchange(owner(), (), ClaimRequest(("q",), 4))).leases

@@ -49,7 +49,7 @@ async def test_operations_that_wait_together_are_committed_together(tmp_path: Pa
     with quiet(lock_file(path)):
         calls = [asyncio.ensure_future(storage.enqueue([job(str(n))])) for n in range(200)]
         await asyncio.sleep(0.1)
-    receipts = [receipt.made for (receipt,) in await asyncio.gather(*calls)]
+    receipts = [receipt.action for (receipt,) in await asyncio.gather(*calls)]
     onlooker = Onlooker(path)
     instants = onlooker.ask("SELECT count(*) FROM tenure_job")
     onlooker.close()
@@ -163,7 +163,7 @@ def test_a_call_of_one_loop_succeeds_while_another_loop_ends_its_watch(tmp_path:
 
     async def enqueue(name: str) -> str:
         (receipt,) = await storage.enqueue([job(name)])
-        return receipt.made
+        return receipt.action
 
     def work(name: str) -> None:
         loop = HeldLoop(observe)
@@ -201,7 +201,7 @@ async def test_calls_come_from_several_threads_and_loops(tmp_path: Path) -> None
         async def enqueue() -> None:
             for n in range(20):
                 (receipt,) = await storage.enqueue([job(f"{name}-{n}")])
-                made.append(receipt.made)
+                made.append(receipt.action)
 
         asyncio.run(enqueue())
 

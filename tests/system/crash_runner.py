@@ -264,7 +264,7 @@ async def every_key_is_free(storage: Storage) -> None:
     """Check that no key has outlived the jobs, now that all have ended, and that every timed key ends with its time."""
     calls = [call(f"last-{number}", key) for number, key in enumerate(MERGE_KEYS)]
     receipts = await storage.enqueue([*calls, call("last", throttle=THROTTLE)])
-    assert [receipt.made for receipt in receipts] == ["created"] * (len(MERGE_KEYS) + 1), receipts
+    assert [receipt.action for receipt in receipts] == ["created"] * (len(MERGE_KEYS) + 1), receipts
 
 
 async def over(storage: Storage) -> bool:
@@ -299,7 +299,7 @@ def ended_once(ref: Ref, detail: JobDetail | None, events: Sequence[AnyEvent]) -
         assert (ends, deleted) == (redriven + 1, 0), (ref, events)
         assert outcomes == dict.fromkeys(range(1, detail.job.starts + 1), 1), (ref, outcomes, detail)
     assert detail.job.state in TERMINAL
-    if detail.job.gathered and detail.job.state is State.COMPLETED:
+    if detail.job.collected and detail.job.state is State.COMPLETED:
         frames = [msgspec.json.decode(frame)["numbers"] for frame in unframed(detail.job.payload)]
         assert msgspec.json.decode(detail.job.result or b"") == [number for frame in frames for number in frame], ref
     assert detail.job.owner is None

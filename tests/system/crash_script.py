@@ -196,7 +196,7 @@ def put(name: str, **fields: Any) -> Callable[[Play], Awaitable[Any]]:
     async def call(play: Play) -> None:
         now = play.clock.now()
         play.ticks.setdefault(name, now)
-        schedule = Schedule(name=name, job=job("", "merged"), made=now, last_tick=now, next_tick=now + DAY, **fields)
+        schedule = Schedule(name=name, job=job("", "merged"), created=now, last_tick=now, next_tick=now + DAY, **fields)
         await play.storage.plan([PutSchedule(schedule)])
 
     return call
@@ -420,7 +420,7 @@ ACTS: Sequence[Act] = (
     Act("sweep: a rule gives up, a window is over", 2.5, sweep()),
     Act("settle what stalled meanwhile", 0, settle_stalled()),
     Act("take a key whose time is over", 0, enqueue(call("passing-2", PASSING))),
-    Act("claim what was gathered", 0, exchange(ALICE, order=ClaimRequest(("merged",), 4))),
+    Act("claim what was collected", 0, exchange(ALICE, order=ClaimRequest(("merged",), 4))),
     Act("collect with a batch active", 0, enqueue(mail(5))),
     Act("leave", 0, renew(ALICE, last=True)),
 )

@@ -101,7 +101,9 @@ async def _filled(storage: Storage) -> dict[str, State]:
         states |= dict.fromkeys(waiting, State.WAITING) | dict.fromkeys(delayed, State.DELAYED)
     now = (await storage.survey()).now
     tick = new_job("", queue=QUEUES[0], payload=b"[]")
-    schedule = Schedule(name="nightly", job=tick, every=3600 * SECOND, made=now, last_tick=now, next_tick=now + SECOND)
+    schedule = Schedule(
+        name="nightly", job=tick, every=3600 * SECOND, created=now, last_tick=now, next_tick=now + SECOND
+    )
     await storage.plan([PutSchedule(schedule)])
     await storage.plan([Tick("nightly", now, now + SECOND, now + 3600 * SECOND)])
     return states

@@ -75,21 +75,21 @@ def enqueue(
         options["tags"] = tags
     call = NamedCall(task, _arguments(arguments, named), options)
     try:
-        made = asyncio.run(_by_app(session, call) if session.app is not None else _by_name(session, call, force=force))
+        job = asyncio.run(_by_app(session, call) if session.app is not None else _by_name(session, call, force=force))
     except (ThrottledError, DuplicateJobError) as error:
         raise click.ClickException(str(error)) from error
-    if not as_json(session, made):
+    if not as_json(session, job):
         if session.quiet:
-            click.echo(printable(made.id))
+            click.echo(printable(job.id))
         else:
-            click.echo(printable(_RESULTS[made.made].format(made)), err=made.made not in ("created", "gathered"))
-    return FAILURE if made.made == "throttled" else OK
+            click.echo(printable(_RESULTS[job.action].format(job)), err=job.action not in ("created", "collected"))
+    return FAILURE if job.action == "throttled" else OK
 
 
 _RESULTS = {
     "created": "job {0.id} in queue {0.queue}",
     "replaced": "job {0.id} in queue {0.queue} has the new arguments",
-    "gathered": "job {0.id} in queue {0.queue} has collected this call",
+    "collected": "job {0.id} in queue {0.queue} has collected this call",
     "duplicate": "no new job: job {0.id} in queue {0.queue} exists already",
     "throttled": "no job: the task is throttled, its latest job is {0.id} in queue {0.queue}",
 }
@@ -142,7 +142,7 @@ async def _by_app(session: CommandSession, call: NamedCall) -> TriggeredView:
     args, kwargs = task.signature.from_plain(call.arguments)
     async with app:
         job = await task.options(**call.options).enqueue(*args, **kwargs)
-    return TriggeredView(queue=job.queue, id=job.id, made=job.made, retry_in=None)
+    return TriggeredView(queue=job.queue, id=job.id, action=job.action, retry_in=None)
 
 
 async def _by_name(session: CommandSession, call: NamedCall, *, force: bool) -> TriggeredView:

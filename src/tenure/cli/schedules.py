@@ -125,19 +125,19 @@ def trigger_schedules(session: CommandSession, names: tuple[str, ...]) -> int:
 
     async def make(storage: Storage, name: str, act: AuditedAct) -> tuple[str, TriggeredView]:
         receipt, _ = await trigger(storage, name, ids.make())
-        act.verdict = receipt.made
+        act.verdict = receipt.action
         return name, triggered_view(receipt)
 
     triggered = asyncio.run(_each(session, names, "trigger", make))
     if not as_json(session, [job for _, job in triggered]):
         for name, job in triggered:
-            enqueued = job.made not in _NOT_MADE
+            enqueued = job.action not in _NOT_MADE
             if enqueued and session.quiet:
                 click.echo(printable(job.id))
             else:
-                result = _NOT_MADE.get(job.made, "job {0.id} in queue {0.queue}").format(job)
+                result = _NOT_MADE.get(job.action, "job {0.id} in queue {0.queue}").format(job)
                 click.echo(printable(f"schedule {name}: {result}"), err=not enqueued)
-    return FAILURE if any(job.made in _NOT_MADE for _, job in triggered) else OK
+    return FAILURE if any(job.action in _NOT_MADE for _, job in triggered) else OK
 
 
 _NOT_MADE = {

@@ -51,7 +51,7 @@ class Batch(Generic[Item]):
 class CollectTask(Task[[Item], R]):
     """A task whose calls bring one item each and are collected into one job; its handler gets the list of items."""
 
-    async def gathered(self, key: str | None = None, *, queue: str | None = None) -> Batch[Item] | None:
+    async def collected(self, key: str | None = None, *, queue: str | None = None) -> Batch[Item] | None:
         """Return the batch that the next call with this key would join, or None if it would begin a new one.
 
         `key`: the key that `Collect` makes from an item; leave it out if `Collect` has no key. `queue`: by default
@@ -66,9 +66,9 @@ class CollectTask(Task[[Item], R]):
             self.queue if queue is None else named(queue, field="queue"),
         )
 
-    def gathered_sync(self, key: str | None = None, *, queue: str | None = None) -> Batch[Item] | None:
-        """Call `gathered` from code without a running event loop."""
-        return PORTAL.call(self.gathered(key, queue=queue), verb="gathered")
+    def collected_sync(self, key: str | None = None, *, queue: str | None = None) -> Batch[Item] | None:
+        """Call `collected` from code without a running event loop."""
+        return PORTAL.call(self.collected(key, queue=queue), verb="collected")
 
     def on_cancel(  # type: ignore[override]  # its arguments are the handler's, not the call's
         self, hook: Callable[[list[Item]], T]

@@ -110,12 +110,12 @@ class JobAccess:
 class Job(Struct, Generic[R_co], eq=False, weakref=True):
     """The handle of one job, whose result has the task's return type.
 
-    `made` says what the enqueue did:
+    `action` says what the enqueue did:
 
     - "created": it made this job.
     - "duplicate": a job with this id or unique key existed already. The handle is that job's.
     - "replaced": a debounced job existed already, and this call took the place of the earlier one.
-    - "gathered": a collecting job existed already, and this call joined its batch.
+    - "collected": a collecting job existed already, and this call joined its batch.
     - "pending": the call is part of an open transaction, `options(tx=...)`, on PostgreSQL or with an outbox. After the
       commit, and with an outbox after the relay, the handle is that of the job which the call has made or was merged
       into; if it was throttled, or no job can be made of it, methods raise the error.
@@ -127,7 +127,7 @@ class Job(Struct, Generic[R_co], eq=False, weakref=True):
 
     _ref: Ref
     _access: JobAccess
-    made: EnqueueAction = "created"
+    action: EnqueueAction = "created"
     refusal: UsageError | None = None
     _in_outbox: bool = False
     """True if the handle was made from an id whose call may wait in the outbox."""
@@ -135,7 +135,7 @@ class Job(Struct, Generic[R_co], eq=False, weakref=True):
     @property
     def created(self) -> bool:
         """True if the enqueue made this job; False if the job existed already or the call was throttled."""
-        return self.made == "created"
+        return self.action == "created"
 
     @property
     def id(self) -> str:
@@ -512,7 +512,7 @@ class Job(Struct, Generic[R_co], eq=False, weakref=True):
                 break
             cursor = page.next
         # A call that made this job, or found it, was not throttled. The event is of a later call with the same id.
-        if isinstance(last, JobThrottled) and (self.made == "pending" or self._in_outbox):
+        if isinstance(last, JobThrottled) and (self.action == "pending" or self._in_outbox):
             key = last.key.partition(":")[2]
             return ThrottledError(last.task, key or None, last.retry_in, skipped=True)
         if isinstance(last, JobExpired):
@@ -537,7 +537,7 @@ class Job(Struct, Generic[R_co], eq=False, weakref=True):
         storage = await self._access.storage()
         if not self._ref.queue:
             self._ref = Ref((await find_record(storage, self.id)).queue, self.id)
-        elif self.made == "pending" or self._in_outbox:
+        elif self.action == "pending" or self._in_outbox:
             await self._resolve(storage)
         return storage
 

@@ -20,7 +20,7 @@ class JobInfo(Struct, frozen=True, kw_only=True):
     - `attempt`: the number of the current or next attempt. `failures`, `stalls`, `releases`: how its runs were charged.
     - `fence`: the number of the latest claim. `owner`: the id of the worker that runs it. `lease_until`: when the
       worker's lease ends if it is not renewed.
-    - `gathered`: how many calls a collecting job contains.
+    - `collected`: how many calls a collecting job contains.
     - `unique_key`: the key that keeps equal calls out, or merges them into this job.
     - `scheduled_for`: the tick of its `schedule` that made it; None if the schedule was triggered by hand.
     - `redrive_at`: when it is redriven automatically. `kept_until`: when its own `result_ttl` is over.
@@ -51,7 +51,7 @@ class JobInfo(Struct, frozen=True, kw_only=True):
     stalls: int = 0
     releases: int = 0
     redrives: int = 0
-    gathered: int = 0
+    collected: int = 0
     fence: int = 0
     owner: str | None = None
     lease_until: datetime | None = None
@@ -179,7 +179,7 @@ def job_info(job: JobRecord) -> JobInfo:
         stalls=job.stalls,
         releases=job.releases,
         redrives=job.redrives,
-        gathered=job.gathered,
+        collected=job.collected,
         fence=job.fence,
         owner=job.owner,
         lease_until=_moment(job.lease_until),

@@ -84,7 +84,7 @@ class EncodedCall(Struct, Generic[R_co], eq=False):
         """
         if job.refusal is not None and not self.skips:
             raise job.refusal
-        if job.made == "duplicate" and self.throws:
+        if job.action == "duplicate" and self.throws:
             raise DuplicateJobError(self.signature.task, job.queue, job.id)
         return job
 
@@ -188,7 +188,7 @@ def of_task(task: str, key: str | None) -> str:
 
 def refusal(receipt: EnqueueResult, job: NewJob, *, skipped: bool) -> ThrottledError | None:
     """Return the error of a throttled call, else None. `skipped`: it goes into the handle and is not raised."""
-    if receipt.made != "throttled" or job.throttle is None:
+    if receipt.action != "throttled" or job.throttle is None:
         return None
     key = job.throttle.key.removeprefix(of_task(job.task, None))
     return ThrottledError(job.task, key or None, (receipt.retry_in or 0) / SECOND, skipped=skipped)

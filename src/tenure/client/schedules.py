@@ -432,7 +432,7 @@ class Schedules:
         """Enqueue a schedule's job now, even if the schedule is paused. Its ticks do not change.
 
         The job has an id of its own and no `scheduled_for`. While it is unfinished, it counts for `overlap`. If the
-        task's options allow no job, for example a throttle, the handle's `made` says so, and no error is raised.
+        task's options allow no job, for example a throttle, the handle's `action` says so, and no error is raised.
 
         Raises:
             UnknownScheduleError: no schedule has that name.

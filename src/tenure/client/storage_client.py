@@ -183,7 +183,7 @@ class StorageClient:
             return receipts
 
         def announce(receipts: Sequence[EnqueueResult]) -> None:
-            if any(receipt.made == "pending" for receipt in receipts):
+            if any(receipt.action == "pending" for receipt in receipts):
                 tx.after_commit(lambda: PORTAL.start(database.absorb()))
 
         async def store(jobs: Sequence[NewJob]) -> list[EnqueueResult]:
@@ -245,9 +245,9 @@ class StorageClient:
     def _handle(self, call: EncodedCall[R], receipt: EnqueueResult) -> Job[R]:
         signature = call.signature
         access = self._accesses.get(signature) or self.access(signature)
-        made = receipt.made
-        refused = refusal(receipt, call.job, skipped=call.skips) if made == "throttled" else None
-        return Job(receipt.ref, access, made, refused)
+        action = receipt.action
+        refused = refusal(receipt, call.job, skipped=call.skips) if action == "throttled" else None
+        return Job(receipt.ref, access, action, refused)
 
     def access(self, signature: Signature | None) -> JobAccess:
         """Return the object by which job handles of this signature reach the storage."""
@@ -267,7 +267,9 @@ class StorageClient:
 
     def triggered(self, receipt: EnqueueResult, job: NewJob, signature: Signature | None) -> Job[Any]:
         """Return the handle of a schedule's job that was enqueued by hand; it holds the refusal of a throttled one."""
-        return Job(receipt.ref, self.access(signature), made=receipt.made, refusal=refusal(receipt, job, skipped=True))
+        return Job(
+            receipt.ref, self.access(signature), action=receipt.action, refusal=refusal(receipt, job, skipped=True)
+        )
 
     async def pause_task(self, name: str, *, paused: bool, by: str | None) -> None:
         """Pause or resume a task in every queue; for `Task.pause` and `Task.resume`."""

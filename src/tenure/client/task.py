@@ -325,8 +325,8 @@ class Task(PublicObject, Generic[P, R]):
         version, upgrade = job.policy.version, None
         if version != self.migrations.version:
             upgrade = functools.partial(self.migrations.upgraded, version=version)
-        if job.gathered:
-            return self.signature.decode_batch(codec, job.payload, job.gathered, upgrade)
+        if job.collected:
+            return self.signature.decode_batch(codec, job.payload, job.collected, upgrade)
         return self.signature.decode(codec, job.payload, upgrade)
 
     async def pause(self, *, by: str | None = None) -> None:

@@ -220,8 +220,8 @@ async def enqueue(call: ApiCall, body: EnqueueBody) -> TriggeredView:
     _require_queue(call, found, job.queue, force=body.force)
     async with _acting(call, "jobs.enqueue", f"{job.queue}/{job.id}", body) as act:
         receipt = await enqueue_job(call.access, job)
-        act.verdict = receipt.made
-    if key is not None and receipt.made == "duplicate" and receipt.ref.id == key:
+        act.verdict = receipt.action
+    if key is not None and receipt.action == "duplicate" and receipt.ref.id == key:
         await _require_same(call, job)
     return _triggered(receipt)
 
@@ -323,7 +323,7 @@ def _is_same(call: ApiCall, one: bytes, other: bytes) -> bool:
 
 
 def _triggered(receipt: EnqueueResult) -> TriggeredView:
-    if receipt.made == "throttled":
+    if receipt.action == "throttled":
         seconds = math.ceil((receipt.retry_in or 0) / SECOND)
         raise ProblemError(
             "throttled",
@@ -445,7 +445,7 @@ async def trigger_schedule(call: ApiCall, body: ReasonBody) -> TriggeredView:
     new_id = _idempotent_id(call, f"schedules/{found.name}") or _make_id()
     async with _acting(call, "schedules.trigger", found.name, body) as act:
         receipt, _ = await trigger(call.access.storage, found.name, new_id)
-        act.verdict = receipt.made
+        act.verdict = receipt.action
     return _triggered(receipt)
 
 

@@ -20,7 +20,7 @@ class Window(Struct):
     ref: Ref
 
 
-EnqueueAction = Literal["created", "duplicate", "replaced", "gathered", "throttled", "pending"]
+EnqueueAction = Literal["created", "duplicate", "replaced", "collected", "throttled", "pending"]
 """The result of a call to enqueue."""
 
 
@@ -34,7 +34,7 @@ def throttle_name(key: ThrottleKey) -> str:
     return f"throttle:{key.key}"
 
 
-GATHERED_LIMIT = 8 * 1024 * 1024
+COLLECTED_LIMIT = 8 * 1024 * 1024
 """When a job has this many bytes of collected arguments, including frames, it collects no more calls."""
 
 
@@ -50,7 +50,7 @@ def accepts_merge(job: JobRecord, key: MergeKey) -> bool:
         case DebounceKey():
             return _has_not_started(job)
         case CollectKey():
-            return _has_not_started(job) and not _full(key, job.gathered, job.gathered_bytes)
+            return _has_not_started(job) and not _full(key, job.collected, job.collected_bytes)
         case _:
             assert_never(key)
 
@@ -68,7 +68,7 @@ def due_at(key: DebounceKey | CollectKey, *, first: int, calls: int, now: int, s
 
 
 def _full(key: CollectKey, calls: int, size: int) -> bool:
-    return calls >= key.max_size or size >= GATHERED_LIMIT
+    return calls >= key.max_size or size >= COLLECTED_LIMIT
 
 
 def _has_not_started(job: JobRecord) -> bool:

@@ -238,8 +238,8 @@ class JobRecord(Struct, frozen=True, kw_only=True, gc=False):
     """A job as the storage keeps it.
 
     `score` orders the waiting jobs (lowest first). `boost`: how many microseconds its priority moves the job forward.
-    `gathered`: how many calls a collecting job contains; their arguments are framed in its payload (core/frames.py) and
-    take `gathered_bytes` bytes.
+    `collected`: how many calls a collecting job contains; their arguments are framed in its payload (core/frames.py)
+    and take `collected_bytes` bytes.
     `heard_at`: when its lease holder last showed that it is alive, by its claim or its latest beat.
     `starts`: the number of its latest run. `failures`, `stalls` and `releases` count how its runs were charged.
     `quarantined`: its last run ended together with its process, so the next one gets a process of its own.
@@ -273,8 +273,8 @@ class JobRecord(Struct, frozen=True, kw_only=True, gc=False):
     keys: tuple[Key, ...] = ()
     rates: tuple[RateKey, ...] = ()
     merge: MergeKey | None = None
-    gathered: int = 0
-    gathered_bytes: int = 0
+    collected: int = 0
+    collected_bytes: int = 0
     parked_under: str | None = None
     stall: StallTerms = StallTerms()
     policy: Policy = Policy()

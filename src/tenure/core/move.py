@@ -33,7 +33,7 @@ class CallAnswer(Struct, frozen=True):
     """
 
     name: str
-    made: EnqueueAction | Literal["refused"]
+    action: EnqueueAction | Literal["refused"]
     id: str
     retry_in: int | None = None
     why: str = ""
@@ -73,9 +73,9 @@ def answers_of(
 ) -> tuple[CallAnswer, ...]:
     """Return the answers to the calls whose ids do not lead to a job. A result has the fields of an answer."""
     return tuple(
-        CallAnswer(call.name, made, id_, retry_in)
-        for call, (made, id_, retry_in) in zip(calls, results, strict=True)
-        if made == "throttled" or id_ != call.job.id
+        CallAnswer(call.name, action, id_, retry_in)
+        for call, (action, id_, retry_in) in zip(calls, results, strict=True)
+        if action == "throttled" or id_ != call.job.id
     )
 
 

@@ -31,8 +31,8 @@ class Schedule(Struct, frozen=True, kw_only=True):
     `job`: what each tick enqueues; its id is left empty. `missed`: the policy for ticks that are late by more than
     `grace`;
     `most`: how many of them `all` makes up for. `overlap`: the policy for a tick while a job of an earlier tick is
-    unfinished. `last_tick`: the latest tick that was handled, or when the schedule was made; `next_tick`: the next due
-    tick, None if there are no more. `last_id`: the job of the latest tick that made one.
+    unfinished. `last_tick`: the latest tick that was handled, or when the schedule was created; `next_tick`: the next
+    due tick, None if there are no more. `last_id`: the job of the latest tick that made one.
     `limit`: after how many runs it ends; `runs`: how many of its ticks have made a job or were merged into one.
     `start` and `end`: no tick lies before or after these instants. `immediately`: its creation is its first tick.
     """
@@ -47,7 +47,7 @@ class Schedule(Struct, frozen=True, kw_only=True):
     overlap: Overlap = "skip"
     grace: int = GRACE
     paused: bool = False
-    made: int = 0
+    created: int = 0
     last_tick: int = 0
     next_tick: int | None = None
     last_id: str | None = None
@@ -65,7 +65,7 @@ class Schedule(Struct, frozen=True, kw_only=True):
     @property
     def begins_now(self) -> bool:
         """True if its creation is a tick that has not been handled yet."""
-        return self.immediately and self.next_tick == self.made and self.last_tick == self.made - 1
+        return self.immediately and self.next_tick == self.created and self.last_tick == self.created - 1
 
     def ticks_as(self, other: "Schedule") -> bool:
         """Return True if both have the same ticks."""
@@ -105,7 +105,7 @@ def redefined(known: Schedule | None, new: Schedule, now: int) -> Schedule:
         overlap=new.overlap,
         grace=new.grace,
         paused=known.paused,
-        made=known.made,
+        created=known.created,
         last_tick=known.last_tick if same else last_tick,
         next_tick=None if is_spent else next_tick,
         last_id=known.last_id,
@@ -118,11 +118,11 @@ def redefined(known: Schedule | None, new: Schedule, now: int) -> Schedule:
 
 
 def _created(new: Schedule) -> Schedule:
-    begun = new.start is None or new.start <= new.made
-    ended = new.end is not None and new.end < new.made
+    begun = new.start is None or new.start <= new.created
+    ended = new.end is not None and new.end < new.created
     if not new.immediately or not begun or ended:
         return new
-    return structs.replace(new, last_tick=new.made - 1, next_tick=new.made)
+    return structs.replace(new, last_tick=new.created - 1, next_tick=new.created)
 
 
 def paused_at(known: Schedule, now: int, *, paused: bool, next_tick: int | None) -> Schedule:
@@ -147,17 +147,17 @@ def may_fire(overlap: Overlap, unfinished: Iterable[State]) -> bool:
             assert_never(overlap)
 
 
-def fate_of(made: EnqueueAction, ref: Ref) -> Fate:
+def fate_of(action: EnqueueAction, ref: Ref) -> Fate:
     """Return the result of a tick whose job was enqueued, given the result of that call."""
-    match made:
-        case "created" | "replaced" | "gathered":
+    match action:
+        case "created" | "replaced" | "collected":
             return ref
         case "throttled" | "duplicate":
-            return made
+            return action
         case "pending":
             raise AssertionError("a tick belongs to no transaction of a user")
         case _:
-            assert_never(made)
+            assert_never(action)
 
 
 def after_tick(

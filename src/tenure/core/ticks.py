@@ -89,4 +89,4 @@ def begun(schedule: Schedule, now: int) -> Schedule:
     Raises:
         UsageError: its text or its time zone is unknown here.
     """
-    return structs.replace(schedule, made=now, last_tick=now, next_tick=rhythm_of(schedule).next_after(now))
+    return structs.replace(schedule, created=now, last_tick=now, next_tick=rhythm_of(schedule).next_after(now))

@@ -179,12 +179,12 @@ def collecting(job: JobRecord, key: CollectKey, now: int, *, ttl: int | None, of
     `offset`: the call's position among several calls. A delayed job that is now due enters its queue with the score
     that it would get in an empty queue.
     """
-    calls, size = job.gathered + 1, job.gathered_bytes + size
+    calls, size = job.collected + 1, job.collected_bytes + size
     run_at = due_at(key, first=job.created, calls=calls, now=now, size=size)
     after = structs.replace(
         job,
-        gathered=calls,
-        gathered_bytes=size,
+        collected=calls,
+        collected_bytes=size,
         merge=key,
         ttl=ttl,
         expires_at=None if ttl is None else now + ttl,
@@ -235,14 +235,14 @@ def enqueued(job: JobRecord) -> JobEnqueued:
     return JobEnqueued(queue=job.queue, id=job.id, task=job.task, due_at=moment(job.run_at), priority=job.priority)
 
 
-def merged(new: NewJob, into: Ref, gathered: int) -> JobDeduplicated | JobDebounced | JobCollected:
+def merged(new: NewJob, into: Ref, collected: int) -> JobDeduplicated | JobDebounced | JobCollected:
     """Return the optional event for a call that was merged into an existing job."""
     key = "" if new.merge is None else new.merge.key
     match new.merge:
         case DebounceKey():
             return JobDebounced(queue=into.queue, id=into.id, task=new.task, key=key, replaced_by=new.id)
         case CollectKey():
-            return JobCollected(queue=into.queue, id=into.id, task=new.task, key=key, count=gathered)
+            return JobCollected(queue=into.queue, id=into.id, task=new.task, key=key, count=collected)
         case _:
             return JobDeduplicated(queue=new.queue, id=new.id, task=new.task, key=key, existing_id=into.id)
 

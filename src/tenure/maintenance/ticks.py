@@ -82,7 +82,7 @@ def moves(schedule: Schedule, now: int) -> tuple[list[Tick], bool]:
     ticks = list[Tick]()
     after = last if schedule.next_tick is None else max(last, schedule.next_tick - 1)
     if schedule.begins_now:
-        first = schedule.made
+        first = schedule.created
         ticks.append(Tick(schedule.name, last, first, rhythm.next_after(first), job_for(schedule, first)))
         last = after = first
     advance = turn(rhythm, after=after, now=now, grace=schedule.grace, missed=schedule.missed, most=schedule.most)

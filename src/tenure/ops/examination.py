@@ -109,10 +109,10 @@ class _Visit:
         return True
 
     async def _diagnosed(self) -> list[Finding]:
-        found = diagnose(await self._gathered(), self._access.timing)
+        found = diagnose(await self._diagnosis_input(), self._access.timing)
         if any(finding.level == "error" for finding in found):
             await asyncio.sleep(SECOND_LOOK)
-            found = diagnose(await self._gathered(), self._access.timing)
+            found = diagnose(await self._diagnosis_input(), self._access.timing)
         return found
 
     async def _outbox(self, outbox: Outbox) -> list[Finding]:
@@ -144,7 +144,7 @@ class _Visit:
                 return [repairs(found, count)]
             cursor = page.next
 
-    async def _gathered(self) -> DiagnosisInput:
+    async def _diagnosis_input(self) -> DiagnosisInput:
         storage = self._storage
         asked_at = self._clock.now()
         survey = await storage.survey()

@@ -243,13 +243,13 @@ class QueueStatsView(QueueView, frozen=True, kw_only=True):
 class TriggeredView(Struct, frozen=True, kw_only=True):
     """The result of a call that was enqueued by hand, and its job, or the job that prevented it.
 
-    `made`: "created", "replaced" or "gathered". Or no job was created: "duplicate", or "throttled" for `retry_in` more
-    seconds.
+    `action`: "created", "replaced" or "collected". Or no job was created: "duplicate", or "throttled" for `retry_in`
+    more seconds.
     """
 
     queue: str
     id: str
-    made: EnqueueAction
+    action: EnqueueAction
     retry_in: float | None
 
 
@@ -359,7 +359,7 @@ class ScheduleView(Struct, frozen=True, kw_only=True):
     overlap: str
     grace: float
     paused: bool
-    made: datetime
+    created: datetime
     last_tick: datetime | None
     next_tick: datetime | None
     last_id: str | None
@@ -463,7 +463,7 @@ def schedule_view(schedule: Schedule, decode: Decode) -> ScheduleView:
         overlap=schedule.overlap,
         grace=schedule.grace / SECOND,
         paused=schedule.paused,
-        made=moment(schedule.made),
+        created=moment(schedule.created),
         last_tick=None if schedule.last_id is None else moment(schedule.last_tick),
         next_tick=None if schedule.next_tick is None else moment(schedule.next_tick),
         last_id=schedule.last_id,
@@ -478,7 +478,7 @@ def schedule_view(schedule: Schedule, decode: Decode) -> ScheduleView:
 def triggered_view(receipt: EnqueueResult) -> TriggeredView:
     """Return the view of an enqueue's result."""
     wait = None if receipt.retry_in is None else receipt.retry_in / SECOND
-    return TriggeredView(queue=receipt.ref.queue, id=receipt.ref.id, made=receipt.made, retry_in=wait)
+    return TriggeredView(queue=receipt.ref.queue, id=receipt.ref.id, action=receipt.action, retry_in=wait)
 
 
 def tick_view(tick: datetime, schedule: Schedule) -> TickView:
@@ -677,12 +677,12 @@ def worker_view(worker: WorkerHealth) -> WorkerView:
 
 
 def arguments_of(job: JobRecord | JobInfo, decode: Decode) -> Any:
-    """Return the arguments of a job; for a job that has gathered calls, a list with the arguments of each call."""
+    """Return the arguments of a job; for a job that has collected calls, a list with the arguments of each call."""
 
     def each(frames: bytes) -> list[Any]:
         return [readable(frame, decode) for frame in unframed(frames)]
 
-    return readable(job.payload, each if job.gathered else decode)
+    return readable(job.payload, each if job.collected else decode)
 
 
 def readable(data: bytes | None, decode: Decode) -> Any:

@@ -273,7 +273,7 @@ class _Explanation:
             case CollectKey(key=key, max_size=size):
                 yield Reason(
                     cause="collecting",
-                    text=f"it collects calls with the key {key!r}, {job.gathered} of {size} so far; {due}",
+                    text=f"it collects calls with the key {key!r}, {job.collected} of {size} so far; {due}",
                     until=job.run_at,
                 )
                 return

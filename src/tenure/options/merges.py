@@ -71,8 +71,8 @@ class Throttle:
     """At most `max` jobs of a key are made in each `window`, which begins with its first job.
 
     A call over this limit makes no job. It raises `ThrottledError`; with `on_limit="skip"` it returns a handle whose
-    `made` is "throttled". `key`: a template over the arguments or a function of them. Tasks do not share keys. Without
-    a key, all calls of the task share one.
+    `action` is "throttled". `key`: a template over the arguments or a function of them. Tasks do not share keys.
+    Without a key, all calls of the task share one.
     """
 
     key: KeyTemplate | None

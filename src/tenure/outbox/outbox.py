@@ -234,7 +234,7 @@ class Outbox:
         if text is None:
             return "waiting"
         answer = _answers.decode(text)
-        match answer.made:
+        match answer.action:
             case "refused":
                 return UsageError(
                     f"no job was made of call {call.id} in the outbox {self.url}: {answer.why}; run `tenure doctor` "
@@ -305,7 +305,7 @@ class Outbox:
             for name, answer in answers.items():
                 seq, id_ = _place(name)
                 values = {"queue": queue, "seq": seq, "id": id_, "answer": _encode(answer).decode()}
-                run("answer", {**values, "keep": ANSWER_KEPT, "throttled": int(answer.made == "throttled")})
+                run("answer", {**values, "keep": ANSWER_KEPT, "throttled": int(answer.action == "throttled")})
 
         await self._database.transaction(write)
 

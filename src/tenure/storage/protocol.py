@@ -98,13 +98,13 @@ class EnqueueResult(Struct, frozen=True, gc=False):
     """The result of one enqueue. `ref` is the live job: the new one, or the one that already existed.
 
     `created`: a new job was made. `duplicate`: a job with this id, or one that holds its unique key, already existed.
-    `replaced`: this call replaced the call that the debounced job was waiting with. `gathered`: a collecting job added
+    `replaced`: this call replaced the call that the debounced job was waiting with. `collected`: a collecting job added
     this call to its batch. `throttled`: no job was made; `ref` is the latest job of the key, and the key has room again
     after `retry_in` microseconds. `pending`: the call is part of a user's transaction, and its result is decided
     after the commit.
     """
 
-    made: EnqueueAction
+    action: EnqueueAction
     ref: Ref
     retry_in: int | None = None
 

@@ -4,16 +4,16 @@
        ▲                                                     │
        └── answered, and nothing is left to send ◄───────────┤
                                                              │   for half of the room at most
-    two calls ◄── gathered meanwhile: at least a quarter ────┤
+    two calls ◄── ready meanwhile: at least a quarter ───────┤
        │          of the capacity in outcomes, or in room    │
        │          for jobs that are known to wait            │
-       └── answered: the same amount has gathered again, or the other call goes on, and then one call alone
+       └── answered: the same amount is ready again, or the other call goes on, and then one call alone
 
     errors:  a call fails ──► wait until no other call is open ──► back off ──► probe: one call, claims nothing
              its answer is lost ──► the next call of its lane, or a beat, has its jobs handed back (core/lane.py)
              an unexpected exception of the storage ──► one outcome at a time, claims nothing
 
-While the storage works on one call, the handlers of the other call run and their outcomes gather: both sides work. If
+While the storage works on one call, the handlers of the other call run and their outcomes wait: both sides work. If
 the storage works in this process (`Storage.remote` is false), one call at a time carries everything. An outcome is in
 one call at a time, and open calls count against the room. If two calls overlap, either answer about the jobs that are
 left may be out of date. So only a call alone decides that the queues are empty.

@@ -62,9 +62,9 @@ class CollectConformance(Conformance):
         clock.advance(10)
         lease = await claim_one(storage)
 
-        assert receipts == [EnqueueResult("created", FIRST)] + [EnqueueResult("gathered", FIRST)] * 4
+        assert receipts == [EnqueueResult("created", FIRST)] + [EnqueueResult("collected", FIRST)] * 4
         assert await claim(storage) == []
-        assert (lease.ref, lease.job.gathered) == (FIRST, 5)
+        assert (lease.ref, lease.job.collected) == (FIRST, 5)
         assert unframed(lease.job.payload) == [b"0", b"1", b"2", b"3", b"4"]
 
     async def test_a_lookup_shows_the_calls_collected_so_far(self, storage: Storage, clock: ManualClock) -> None:
@@ -72,7 +72,7 @@ class CollectConformance(Conformance):
             await storage.enqueue([call])
             job = await record(storage, FIRST)
 
-            assert (job.state, job.gathered) == (State.DELAYED, number + 1)
+            assert (job.state, job.collected) == (State.DELAYED, number + 1)
             assert unframed(job.payload) == [b"%d" % earlier for earlier in range(number + 1)]
 
         (listed,) = (await storage.find(Query())).jobs
@@ -105,7 +105,7 @@ class CollectConformance(Conformance):
 
         clock.advance(0.000_001)
 
-        assert (await claim_one(storage)).job.gathered == 4
+        assert (await claim_one(storage)).job.collected == 4
 
     @pytest.mark.fault("W-T22")
     async def test_a_steady_stream_is_collected_for_the_longest_wait_at_most(
@@ -115,7 +115,7 @@ class CollectConformance(Conformance):
         started: list[tuple[int, int]] = []
         for call in calls(30, key):
             await storage.enqueue([call])
-            started += [(clock.now() - began, lease.job.gathered) for lease in await claim(storage)]
+            started += [(clock.now() - began, lease.job.collected) for lease in await claim(storage)]
             clock.advance(1)
 
         assert started == [(25 * SECOND, 26)]
@@ -140,7 +140,7 @@ class CollectConformance(Conformance):
         receipts = await storage.enqueue(calls(7, FEW))
         leases = await claim(storage)
 
-        assert [receipt.made for receipt in receipts] == [*(["created", "gathered", "gathered"] * 2), "created"]
+        assert [receipt.action for receipt in receipts] == [*(["created", "collected", "collected"] * 2), "created"]
         assert [unframed(lease.job.payload) for lease in leases] == [[b"0", b"1", b"2"], [b"3", b"4", b"5"]]
         assert (await record(storage, Ref(QUEUE, "call-6"))).state is State.DELAYED
 
@@ -149,15 +149,15 @@ class CollectConformance(Conformance):
         receipts = [(await storage.enqueue([call]))[0] for call in large]
         full, rest = [await record(storage, Ref(QUEUE, name)) for name in ("call-0", "call-8")]
 
-        assert [receipt.made for receipt in receipts] == ["created", *["gathered"] * 7, "created", "gathered"]
-        assert (full.state, full.gathered, full.gathered_bytes) == (State.WAITING, 8, 8 * (PAYLOAD_LIMIT + 4))
-        assert (rest.state, rest.gathered, rest.gathered_bytes) == (State.DELAYED, 2, 2 * (PAYLOAD_LIMIT + 4))
-        assert len((await claim_one(storage)).job.payload) == full.gathered_bytes
+        assert [receipt.action for receipt in receipts] == ["created", *["collected"] * 7, "created", "collected"]
+        assert (full.state, full.collected, full.collected_bytes) == (State.WAITING, 8, 8 * (PAYLOAD_LIMIT + 4))
+        assert (rest.state, rest.collected, rest.collected_bytes) == (State.DELAYED, 2, 2 * (PAYLOAD_LIMIT + 4))
+        assert len((await claim_one(storage)).job.payload) == full.collected_bytes
 
     async def test_a_single_call_that_reaches_the_maximum_starts_at_once(self, storage: Storage) -> None:
         await storage.enqueue(calls(2, CollectKey("mails", 10 * SECOND, 1)))
 
-        assert [lease.job.gathered for lease in await claim(storage)] == [1, 1]
+        assert [lease.job.collected for lease in await claim(storage)] == [1, 1]
 
     @pytest.mark.fault("W-T21")
     async def test_a_lookup_of_a_collected_call_finds_its_batch(self, storage: Storage, clock: ManualClock) -> None:
@@ -199,11 +199,11 @@ class CollectConformance(Conformance):
 
         assert await storage.enqueue([first, second, second, first]) == [
             EnqueueResult("created", FIRST),
-            EnqueueResult("gathered", FIRST),
+            EnqueueResult("collected", FIRST),
             EnqueueResult("duplicate", FIRST),
             EnqueueResult("duplicate", FIRST),
         ]
-        assert (await record(storage, FIRST)).gathered == 2
+        assert (await record(storage, FIRST)).collected == 2
 
     async def test_a_batch_that_has_started_collects_no_more_calls(self, storage: Storage, clock: ManualClock) -> None:
         await storage.enqueue(calls(2))
@@ -211,13 +211,13 @@ class CollectConformance(Conformance):
         lease = await claim_one(storage)
         late = calls(4)[2:]
 
-        assert [receipt.made for receipt in await storage.enqueue(late)] == ["created", "gathered"]
+        assert [receipt.action for receipt in await storage.enqueue(late)] == ["created", "collected"]
 
         await settle(storage, ALICE, lease, Interrupted("shutdown"))
         (receipt,) = await storage.enqueue([new_job("call-9", merge=COLLECTED)])
         again = await claim_one(storage, BOB)
 
-        assert receipt == EnqueueResult("gathered", late[0].ref)
+        assert receipt == EnqueueResult("collected", late[0].ref)
         assert (again.ref, unframed(again.job.payload)) == (FIRST, [b"0", b"1"])
 
     async def test_no_collected_call_is_lost_when_the_run_fails_or_stalls(
@@ -268,7 +268,7 @@ class CollectConformance(Conformance):
             await storage.revise([DeleteJob(FIRST)])
 
         assert await storage.get([call.ref for call in calls(3)]) == [None] * 3
-        assert [receipt.made for receipt in await storage.enqueue(calls(3))] == ["created", "gathered", "gathered"]
+        assert [receipt.action for receipt in await storage.enqueue(calls(3))] == ["created", "collected", "collected"]
         assert unframed((await record(storage, FIRST)).payload) == [b"0", b"1", b"2"]
 
     async def test_an_id_with_an_expired_result_starts_a_new_batch(self, storage: Storage, clock: ManualClock) -> None:
@@ -280,7 +280,7 @@ class CollectConformance(Conformance):
         clock.advance(10)
         again = await claim_one(storage)
 
-        assert [receipt.made for receipt in receipts] == ["created", "gathered"]
+        assert [receipt.action for receipt in receipts] == ["created", "collected"]
         assert again.fence > lease.fence
         assert unframed(again.job.payload) == [b"0", b"1"]
 
@@ -294,14 +294,14 @@ class CollectConformance(Conformance):
 
         clock.advance(1)
 
-        assert (await claim_one(storage)).job.gathered == 2
+        assert (await claim_one(storage)).job.collected == 2
 
     async def test_an_expired_batch_collects_no_more_calls(self, storage: Storage, clock: ManualClock) -> None:
         await storage.enqueue(calls(2, ttl=5 * SECOND))
         clock.advance(5)
         (receipt,) = await storage.enqueue([new_job("later", merge=COLLECTED)])
 
-        assert receipt.made == "created"
+        assert receipt.action == "created"
         assert await states(storage) == {"call-0": State.EXPIRED, "later": State.DELAYED}
         assert [event.id for event in await events_of(storage, JobExpired)] == ["call-0"]
 
@@ -319,7 +319,7 @@ class CollectConformance(Conformance):
 
         await storage.enqueue(calls(3, FEW)[2:])
 
-        assert (await claim_one(storage)).job.gathered == 3
+        assert (await claim_one(storage)).job.collected == 3
 
     async def test_a_parked_batch_collects_and_keeps_its_place(self, storage: Storage, clock: ManualClock) -> None:
         slot, key = Key("printer"), CollectKey("mails", 0, 3)
@@ -332,7 +332,7 @@ class CollectConformance(Conformance):
         job = await record(storage, FIRST)
 
         assert parked.parked_under == "printer"
-        assert (job.parked_under, job.score, job.gathered) == ("printer", parked.score, 2)
+        assert (job.parked_under, job.score, job.collected) == ("printer", parked.score, 2)
 
         await settle(storage, ALICE, held)
 

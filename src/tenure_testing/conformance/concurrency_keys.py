@@ -604,7 +604,7 @@ class ConcurrencyKeysConformance(Conformance):
         await enqueue(storage, *keyed(3))
         receipts = await storage.enqueue([new_job("job-0", keys=(Key("printer", 3),))])
 
-        assert [receipt.made for receipt in receipts] == ["duplicate"]
+        assert [receipt.action for receipt in receipts] == ["duplicate"]
         assert len(await claim(storage)) == 1
 
     @pytest.mark.statement(77)

@@ -131,14 +131,14 @@ class EnqueueConformance(Conformance):
         await enqueue(storage, *new_jobs(2))
         receipts = await storage.enqueue(new_jobs(4))
 
-        assert [receipt.made for receipt in receipts] == ["duplicate", "duplicate", "created", "created"]
+        assert [receipt.action for receipt in receipts] == ["duplicate", "duplicate", "created", "created"]
         assert [receipt.ref for receipt in receipts] == [job.ref for job in new_jobs(4)]
         assert len(await claim(storage)) == 4
 
     async def test_an_id_twice_in_one_call_creates_one_job(self, storage: Storage) -> None:
         receipts = await storage.enqueue([new_job(payload=b"first"), new_job(payload=b"second")])
 
-        assert [receipt.made for receipt in receipts] == ["created", "duplicate"]
+        assert [receipt.action for receipt in receipts] == ["created", "duplicate"]
         assert [lease.job.payload for lease in await claim(storage)] == [b"first"]
 
     async def test_an_id_stays_known_while_its_job_runs_and_after_it(self, storage: Storage) -> None:
@@ -147,7 +147,7 @@ class EnqueueConformance(Conformance):
         await settle(storage, ALICE, lease)
         after = await storage.enqueue([new_job()])
 
-        assert [during[0].made, after[0].made] == ["duplicate", "duplicate"]
+        assert [during[0].action, after[0].action] == ["duplicate", "duplicate"]
         assert await claim(storage) == []
 
     async def test_an_id_counts_within_its_queue_only(self, storage: Storage) -> None:

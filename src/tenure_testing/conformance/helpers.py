@@ -152,7 +152,7 @@ def bid(owner: Owner = REAPER, *, term: int | None = None) -> SweepRequest:
 async def enqueue(storage: Storage, *jobs: NewJob) -> list[Ref]:
     """Enqueue jobs and check that each one is new."""
     receipts = await storage.enqueue(jobs)
-    assert [receipt.made for receipt in receipts] == ["created"] * len(jobs)
+    assert [receipt.action for receipt in receipts] == ["created"] * len(jobs)
     return [receipt.ref for receipt in receipts]
 
 

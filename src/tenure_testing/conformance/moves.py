@@ -193,7 +193,7 @@ class MovesConformance(Conformance):
         assert receipt.answers == (
             CallAnswer("1/same", "duplicate", "holder"),
             CallAnswer("4/second", "throttled", "first", 10 * SECOND),
-            CallAnswer("6/joins", "gathered", "begins"),
+            CallAnswer("6/joins", "collected", "begins"),
         )
         asked = await receiving(storage).receive(MoveBatch("outbox", QUEUE))
         assert (asked.answers, asked.applied) == (receipt.answers, False)
@@ -229,7 +229,7 @@ class MovesConformance(Conformance):
             MoveBatch("m1", QUEUE, 0, await made_elsewhere(clock, new_job("first", merge=key)))
         )
         [result] = await storage.enqueue([new_job("second", merge=key)])
-        assert (result.made, result.ref.id) == ("duplicate", "first")
+        assert (result.action, result.ref.id) == ("duplicate", "first")
 
     async def test_received_jobs_keep_their_concurrency_limit(self, storage: Storage, clock: ManualClock) -> None:
         jobs = [new_job(f"job-{number}", keys=(Key("k", 2),)) for number in range(4)]
@@ -246,8 +246,8 @@ class MovesConformance(Conformance):
         details = [one for one in await source.get([Ref(QUEUE, "a")]) if one is not None]
         await receiving(storage).receive(MoveBatch("m1", QUEUE, 0, tuple(details)))
         for store in (source, storage):
-            assert [made.made for made in await store.enqueue([new_job("c", merge=key)])] == ["gathered"]
-        assert (await record(storage, Ref(QUEUE, "a"))).gathered == 3
+            assert [made.action for made in await store.enqueue([new_job("c", merge=key)])] == ["collected"]
+        assert (await record(storage, Ref(QUEUE, "a"))).collected == 3
         assert (await record(storage, Ref(QUEUE, "a"))).payload == (await record(source, Ref(QUEUE, "a"))).payload
 
     @pytest.mark.parametrize("away", [False, True], ids=["here", "away"])
@@ -459,7 +459,7 @@ def a_schedule(clock: ManualClock) -> Schedule:
     now = clock.now()
     job = new_job("", payload=b"[]")
     return Schedule(
-        name="nightly", job=job, every=60 * SECOND, made=now, last_tick=now, next_tick=now + SECOND, overlap="allow"
+        name="nightly", job=job, every=60 * SECOND, created=now, last_tick=now, next_tick=now + SECOND, overlap="allow"
     )
 
 

@@ -362,11 +362,11 @@ class RetentionConformance(Conformance):
         await settle(storage, ALICE, old)
         clock.advance(59.999_999)
 
-        assert [receipt.made for receipt in await storage.enqueue([job])] == ["duplicate"]
+        assert [receipt.action for receipt in await storage.enqueue([job])] == ["duplicate"]
 
         clock.advance(0.000_001)
 
-        assert [receipt.made for receipt in await storage.enqueue([job, job])] == ["created", "duplicate"]
+        assert [receipt.action for receipt in await storage.enqueue([job, job])] == ["created", "duplicate"]
 
         detail = await look(storage, job.ref)
 

@@ -121,7 +121,7 @@ class ReviseConformance(Conformance):
         clock.advance(2)
         (receipt,) = await storage.enqueue([new_job("second", merge=key)])
 
-        assert receipt.made == "replaced"
+        assert receipt.action == "replaced"
         clock.advance(9)
         await sweep_all(storage)
         assert await claim(storage) == []

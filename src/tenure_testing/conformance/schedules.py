@@ -347,7 +347,7 @@ class SchedulesConformance(Conformance):
         await storage.plan([PutSchedule(other)])
         (after,) = (await storage.survey()).schedules
 
-        assert (after.made, after.last_id) == (known.made, tick_id(tick))
+        assert (after.created, after.last_id) == (known.created, tick_id(tick))
         assert (after.last_tick, after.next_tick) == (other.last_tick, other.next_tick)
 
     async def test_changes_are_applied_in_order(self, storage: Storage, clock: ManualClock) -> None:
@@ -503,10 +503,10 @@ class SchedulesConformance(Conformance):
         clock.advance(60)
         await storage.plan([tick_of(known)])
         clock.advance(600)
-        again = structs.replace(known, made=clock.now(), last_tick=clock.now(), next_tick=clock.now() + EVERY)
+        again = structs.replace(known, created=clock.now(), last_tick=clock.now(), next_tick=clock.now() + EVERY)
         await storage.plan([PutSchedule(again)])
         (kept,) = (await storage.survey()).schedules
-        assert (kept.runs, kept.next_tick, kept.made) == (1, None, known.made)
+        assert (kept.runs, kept.next_tick, kept.created) == (1, None, known.created)
 
         await storage.plan([PutSchedule(structs.replace(again, limit=2))])
         (kept,) = (await storage.survey()).schedules
@@ -520,11 +520,11 @@ class SchedulesConformance(Conformance):
         await storage.plan([PutSchedule(new)])
         (known,) = (await storage.sweep(bid())).due
         assert known.begins_now
-        first = Tick("report", known.last_tick, known.made, known.made + EVERY, job_of("report", known.made))
+        first = Tick("report", known.last_tick, known.created, known.created + EVERY, job_of("report", known.created))
         assert [each.verdict for each in await storage.plan([first, first])] == ["done", "superseded"]
 
         clock.advance(30)
-        again = structs.replace(new, made=clock.now(), last_tick=clock.now(), next_tick=clock.now() + EVERY)
+        again = structs.replace(new, created=clock.now(), last_tick=clock.now(), next_tick=clock.now() + EVERY)
         await storage.plan([PutSchedule(again)])
         await storage.plan([PutSchedule(structs.replace(again, every=2 * EVERY))])
         assert (await storage.sweep(bid())).due == ()
@@ -561,7 +561,7 @@ def schedule(
         every=EVERY,
         overlap=overlap,
         missed=missed,
-        made=clock.now(),
+        created=clock.now(),
         last_tick=clock.now(),
         next_tick=clock.now() + EVERY,
     )

@@ -895,7 +895,7 @@ class StorageMachine(RuleBasedStateMachine):
                 completed = structs.replace(
                     schedule,
                     job=structs.replace(self._complete_job(schedule.job), id=""),
-                    made=now,
+                    created=now,
                     last_tick=now,
                     next_tick=None if schedule.next_tick is None else now + schedule.next_tick,
                 )

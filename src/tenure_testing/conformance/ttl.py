@@ -182,7 +182,7 @@ class TtlConformance(Conformance):
         clock.advance(60)
         await sweep_all(storage)
 
-        assert [receipt.made for receipt in await storage.enqueue(jobs)] == ["created", "duplicate"]
+        assert [receipt.action for receipt in await storage.enqueue(jobs)] == ["created", "duplicate"]
         assert [lease.ref.id for lease in await claim(storage)] == ["gone"]
 
     @pytest.mark.statement(59)

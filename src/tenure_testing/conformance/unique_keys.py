@@ -198,7 +198,7 @@ class UniqueConformance(Conformance):
         answers = await asyncio.gather(
             *(storage.enqueue([new_job(f"call-{number}", merge=UNIQUE)]) for number in range(20))
         )
-        made = [receipt for receipts in answers for receipt in receipts if receipt.made == "created"]
+        made = [receipt for receipts in answers for receipt in receipts if receipt.action == "created"]
 
         assert len(made) == 1
         assert {receipt.ref for receipts in answers for receipt in receipts} == {made[0].ref}
@@ -527,7 +527,7 @@ class DebounceConformance(Conformance):
         )
         clock.advance(10)
 
-        assert [receipt.made for receipt in receipts] == ["created", "replaced", "replaced"]
+        assert [receipt.action for receipt in receipts] == ["created", "replaced", "replaced"]
         assert [lease.job.payload for lease in await claim(storage)] == [b"third"]
 
     @pytest.mark.fault("W-T22")
@@ -561,7 +561,7 @@ class DebounceConformance(Conformance):
         calls = [new_job(f"call-{number:05}", merge=DEBOUNCED) for number in range(CALLS_KEPT + 3)]
         for at in range(0, len(calls), 100):
             receipts = await storage.enqueue(calls[at : at + 100])
-            assert {receipt.made for receipt in receipts} == {"replaced"}
+            assert {receipt.action for receipt in receipts} == {"replaced"}
 
         # Calls 0 to 2 are forgotten. Asking for one by its id records it again, in the place of the next oldest.
         assert await storage.get([calls[number].ref for number in (0, 2)]) == [None, None]
@@ -732,7 +732,7 @@ class ThrottleConformance(Conformance):
         await sweep_all(storage)
         receipts = await storage.enqueue([new_job(name, throttle=THROTTLE) for name in ("third", "fourth", "fifth")])
 
-        assert [(receipt.made, receipt.retry_in) for receipt in receipts] == [
+        assert [(receipt.action, receipt.retry_in) for receipt in receipts] == [
             ("created", None),
             ("created", None),
             ("throttled", 60 * SECOND),
@@ -752,7 +752,7 @@ class ThrottleConformance(Conformance):
         await enqueue(storage, new_job("first", throttle=THROTTLE, merge=UNIQUE))
         again = [new_job("first", throttle=THROTTLE), new_job("second", throttle=THROTTLE, merge=UNIQUE)]
 
-        assert [receipt.made for receipt in await storage.enqueue(again)] == ["duplicate", "duplicate"]
+        assert [receipt.action for receipt in await storage.enqueue(again)] == ["duplicate", "duplicate"]
         assert await storage.enqueue([new_job("third", throttle=THROTTLE)]) == [EnqueueResult("created", C)]
 
     async def test_a_repeated_id_is_a_duplicate_although_the_window_is_full(self, storage: Storage) -> None:

@@ -133,7 +133,7 @@ class CollectDropsTheLast(Model):
     def _collect(self, new: NewJob, into: JobRecord, key: CollectKey, now: int, offset: int) -> int:
         calls = super()._collect(new, into, key, now, offset)
         if calls == key.max_size:
-            self._gathered[into.ref].pop()
+            self._collected[into.ref].pop()
         return calls
 
 
@@ -151,9 +151,9 @@ class CollectIntoTheStarted(Model):
         if into.state is not State.ACTIVE:
             return super()._collect(new, into, key, now, offset)
         self._remember_call(new.ref, into.ref)
-        more = structs.replace(into, payload=into.payload + framed(new.payload), gathered=into.gathered + 1)
+        more = structs.replace(into, payload=into.payload + framed(new.payload), collected=into.collected + 1)
         self._replace(into, more)
-        return more.gathered
+        return more.collected
 
 
 @mutant("merging")

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from tenure.core.deduplication import GATHERED_LIMIT
+from tenure.core.deduplication import COLLECTED_LIMIT
 from tenure.core.frames import framed
 from tenure.core.job import CollectKey, DebounceKey, JobRecord, MergeKey, NewJob, Ref, UniqueKey
 from tenure.core.lifecycle import TERMINAL, State
@@ -57,7 +57,7 @@ class CallRecords:
         held = self._held(new, now) if known is None and taker is None else None
         holders = [holder.ref for holder in _holders(new, before, now)] if held is None else [held]
         self._holding = self._holding or isinstance(new.merge, UniqueKey)
-        match receipt.made:
+        match receipt.action:
             case "created":
                 self._require(receipt.ref == new.ref, "I13", f"{new.ref} was created, and answered as {receipt.ref}")
                 self._require(known is None, "I13", f"{new.ref} was created, and existed: {known}")
@@ -75,12 +75,12 @@ class CallRecords:
                     fine, "I13", f"{new.ref} is reported as a duplicate of {receipt.ref}; {holders} hold its key"
                 )
                 return "deduplicated"
-            case "replaced" | "gathered":
+            case "replaced" | "collected":
                 fine = known is None and taker is None and receipt.ref in holders
                 self._require(fine, "I13", f"{new.ref} was merged into {receipt.ref}; {holders} could take it")
                 self._takers[new.ref] = receipt.ref
                 self._came_to(new, receipt, before[receipt.ref], job, now)
-                return "debounced" if receipt.made == "replaced" else "collected"
+                return "debounced" if receipt.action == "replaced" else "collected"
             case "throttled":
                 self._throttled(new, receipt, now)
                 return "throttled"
@@ -115,7 +115,7 @@ class CallRecords:
         living = job is not None and job.state in QUEUED and job.starts == 0
         self._require(living, "I13", f"{new.ref} was merged into {receipt.ref}, which does not wait: {job}")
         contents = self._contents[receipt.ref]
-        if receipt.made == "replaced":
+        if receipt.action == "replaced":
             contents[:] = [new.payload]
         else:
             contents.append(new.payload)
@@ -196,9 +196,9 @@ class CallRecords:
             job, contents = records[ref], self._contents.get(ref, [])
             if isinstance(job.merge, CollectKey):
                 right = b"".join(map(framed, contents))
-                fits = job.gathered == len(contents) <= job.merge.max_size
+                fits = job.collected == len(contents) <= job.merge.max_size
                 self._require(
-                    fits, "I13", f"{ref} merged {len(contents)} calls, and records {job.gathered}: {job.merge}"
+                    fits, "I13", f"{ref} merged {len(contents)} calls, and records {job.collected}: {job.merge}"
                 )
             else:
                 right = b"".join(contents)
@@ -237,7 +237,7 @@ def _may_not(job: JobRecord, key: MergeKey) -> bool:
         case DebounceKey():
             return job.starts > 0 or job.state not in QUEUED
         case CollectKey(max_size=most):
-            full = job.gathered >= most or job.gathered_bytes >= GATHERED_LIMIT
+            full = job.collected >= most or job.collected_bytes >= COLLECTED_LIMIT
             return job.starts > 0 or job.state not in QUEUED or full
 
 

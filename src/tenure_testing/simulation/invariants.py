@@ -112,22 +112,22 @@ class InvariantChecker:
         expected: EventCounts = Counter()
         there = dict(before)
         for (offset, job), receipt in zip(jobs.items(), receipts, strict=True):
-            self._accounts.receipts[receipt.made] += 1
+            self._accounts.receipts[receipt.action] += 1
             named = self._accounts.model.records.get(receipt.ref)
             what = self._accounts.calls.answered(job, receipt, there, named, self._accounts.clock.now())
             if what in (self._accounts.setting("queue", job.queue).record or ()):
                 subject = receipt.ref if what in ("debounced", "collected") else job.ref
                 expected[ON_CALL[what], subject, 0] += 1
-            if receipt.made in ("created", "replaced"):
+            if receipt.action in ("created", "replaced"):
                 self._accounts.limits.update(((job.queue, key.name), key.limit) for key in job.keys)
                 self._order.placed(job, named, offset)
-            if receipt.made != "created":
+            if receipt.action != "created":
                 self._require(
                     receipt.ref in self._accounts.stories,
                     "I17",
                     f"{receipt.ref} is reported as existing, and was never created",
                 )
-                self._accounts.note(receipt.made, job.id, receipt.ref.id)
+                self._accounts.note(receipt.action, job.id, receipt.ref.id)
                 continue
             known = self._accounts.stories.get(job.ref)
             # An enqueue that is repeated after the job was deleted or forgotten creates the job again.

@@ -276,7 +276,7 @@ def scheduled(app: Tenure, rng: Random, number: int, now: int, *, exact: bool) -
         most=most,
         overlap=rng.choice(("skip", "queue_one", "allow", "allow")),
         grace=rng.choice((3, 10)) * SECOND,
-        made=now,
+        created=now,
         last_tick=now,
         next_tick=now - now % every + every,
     )

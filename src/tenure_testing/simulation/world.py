@@ -278,7 +278,7 @@ class World:
             given = self.environment.accounts.calls.given.get((entry.ref, entry.fence))
             right = None if given is None else tuple(n for call in given for n in json.decode(call)["items"])
             if entry.items != right:
-                raise Violation(f"I13: {entry} was given {entry.items}, and has gathered {right}")
+                raise Violation(f"I13: {entry} was given {entry.items}, and has collected {right}")
             by_job.setdefault(entry.ref, []).append(entry)
         for entries in by_job.values():
             for first, second in pairwise(entries):

@@ -25,7 +25,7 @@ class EnqueueRules(ModelState):
         self._merged_into: dict[Ref, Ref] = {}
         """The id of each merged call, and the job that it was merged into."""
         self._calls: dict[Ref, list[Ref]] = {}
-        self._gathered: dict[Ref, list[bytes]] = {}
+        self._collected: dict[Ref, list[bytes]] = {}
         """The calls that each job has collected since its record was last read: they are joined then, not at each call.
         """
         self._windows: dict[tuple[str, str], Window] = {}
@@ -80,17 +80,17 @@ class EnqueueRules(ModelState):
         return window
 
     def _merge(self, new: NewJob, into: Ref, now: int, offset: int) -> EnqueueResult:
-        gathered, receipt = 0, EnqueueResult("duplicate", into)
+        collected, receipt = 0, EnqueueResult("duplicate", into)
         match new.merge:
             case DebounceKey():
                 self._replace_call(new, self._jobs[into], new.merge, now, offset)
                 receipt = EnqueueResult("replaced", into)
             case CollectKey():
-                gathered = self._collect(new, self._jobs[into], new.merge, now, offset)
-                receipt = EnqueueResult("gathered", into)
+                collected = self._collect(new, self._jobs[into], new.merge, now, offset)
+                receipt = EnqueueResult("collected", into)
             case _:
                 pass
-        self._record_on_request(merged(new, into, gathered), now)
+        self._record_on_request(merged(new, into, collected), now)
         return receipt
 
     def _replace_call(self, new: NewJob, old: JobRecord, key: DebounceKey, now: int, offset: int) -> None:
@@ -114,28 +114,28 @@ class EnqueueRules(ModelState):
         self._remember_call(new.ref, into.ref)
         frame = framed(new.payload)
         after = collecting(into, key, now, ttl=new.ttl, offset=offset, size=len(frame))
-        self._gathered.setdefault(into.ref, []).append(frame)
+        self._collected.setdefault(into.ref, []).append(frame)
         if into.state is State.DELAYED and after.state is State.WAITING:
             after = structs.replace(after, score=self._indexes.score(after, now + offset, now))
         self._replace(into, after)
         if State.DELAYED in (into.state, after.state):
             self.notified += [queue_topic(into.queue), job_topic(into.ref)]
-        return after.gathered
+        return after.collected
 
     @property
     def records(self) -> Mapping[Ref, JobRecord]:
         """Every job, with all of its collected calls."""
-        for ref in list(self._gathered):
+        for ref in list(self._collected):
             self._with_calls(ref)
         return self._jobs
 
     def _with_calls(self, ref: Ref) -> JobRecord:
         """Return a job's record with all of its collected calls."""
-        gathered = self._gathered.pop(ref, None)
-        if gathered is not None:
+        collected = self._collected.pop(ref, None)
+        if collected is not None:
             job = self._jobs[ref]
             # The indexes do not depend on the payload.
-            self._jobs[ref] = structs.replace(job, payload=b"".join((job.payload, *gathered)))
+            self._jobs[ref] = structs.replace(job, payload=b"".join((job.payload, *collected)))
         return self._jobs[ref]
 
     def _remember_call(self, call: Ref, job: Ref) -> None:
@@ -191,7 +191,7 @@ class EnqueueRules(ModelState):
 
     def _drop(self, job: JobRecord) -> None:
         super()._drop(job)
-        self._gathered.pop(job.ref, None)
+        self._collected.pop(job.ref, None)
         for call in self._calls.pop(job.ref, ()):
             del self._merged_into[call]
 
@@ -237,8 +237,8 @@ def _new_record(new: NewJob, run_at: int, now: int, offset: int) -> JobRecord:
         keys=new.keys,
         rates=new.rates,
         merge=new.merge,
-        gathered=1 if collects else 0,
-        gathered_bytes=len(payload) if collects else 0,
+        collected=1 if collects else 0,
+        collected_bytes=len(payload) if collects else 0,
         stall=new.stall,
         policy=new.policy,
         created=now,

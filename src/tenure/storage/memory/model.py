@@ -748,7 +748,7 @@ class Model(ScheduleStore):
         receipt = self._receipts[batch.move, batch.queue] = MoveReceipt(
             known.number + 1,
             (*taken, *(call.name for call in batch.calls)),
-            answers_of(batch.calls, ((result.made, result.ref.id, result.retry_in) for result in results)),
+            answers_of(batch.calls, ((result.action, result.ref.id, result.retry_in) for result in results)),
         )
         self._indexes.release_freed(now)
         return structs.replace(receipt, applied=True)

@@ -61,7 +61,7 @@ class ScheduleStore(EnqueueRules):
         if not may_fire(known.overlap, self._indexes.unfinished_of(known.name)):
             return "overlap"
         receipt = self._enqueue(job, now, offset)
-        return fate_of(receipt.made, receipt.ref)
+        return fate_of(receipt.action, receipt.ref)
 
     def next_tick(self) -> int | None:
         """Return the earliest next tick of the schedules that are not paused, or None without one."""

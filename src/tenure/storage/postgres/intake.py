@@ -137,10 +137,10 @@ def _aged(job: NewJob, at: int, now: int) -> NewJob:
 
 def _answer(tx: Transaction, job: NewJob, result: EnqueueResult) -> None:
     """Store what the handle of the call needs in order to find the job that answers for it, or the refusal."""
-    if result.made == "duplicate" and result.ref != job.ref:
+    if result.action == "duplicate" and result.ref != job.ref:
         values = {"queue": job.queue, "id": job.id, "job": result.ref.id, "until": tx.now + ANSWER_KEPT}
         tx.run("intake.answer", values)
-    elif result.made == "throttled" and job.throttle is not None and not records_event(tx, job.queue, "throttled"):
+    elif result.action == "throttled" and job.throttle is not None and not records_event(tx, job.queue, "throttled"):
         wait = (result.retry_in or 0) / 1_000_000
         tx.record(JobThrottled(queue=job.queue, id=job.id, task=job.task, key=job.throttle.key, retry_in=wait))
 

@@ -168,8 +168,8 @@ def decode_enqueue(reply: Any, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
     ]
 
 
-def _enqueue_result(queue: str, made: bytes, id_: bytes, *rest: int) -> EnqueueResult:
-    word: Any = made.decode()
+def _enqueue_result(queue: str, action: bytes, id_: bytes, *rest: int) -> EnqueueResult:
+    word: Any = action.decode()
     return EnqueueResult(word, Ref(queue, id_.decode()), *rest)
 
 

@@ -61,7 +61,8 @@ def decode_receive(reply: Any) -> MoveReceipt:
         number,
         tuple(id_.decode() for id_ in taken),
         tuple(
-            CallAnswer(name.decode(), made.decode(), id_.decode(), *retry_in) for name, made, id_, *retry_in in answers
+            CallAnswer(name.decode(), action.decode(), id_.decode(), *retry_in)
+            for name, action, id_, *retry_in in answers
         ),
         applied=bool(applied),
     )
@@ -124,8 +125,8 @@ def _fields(job: JobRecord) -> dict[str, Any]:
         "keys": [(key.name, key.limit) for key in job.keys] or None,
         "rates": [(rate.name, rate.interval, rate.burst) for rate in job.rates] or None,
         "merge": job.merge,
-        "gathered": job.gathered or None,
-        "gathered_bytes": job.gathered_bytes or None,
+        "collected": job.collected or None,
+        "collected_bytes": job.collected_bytes or None,
         "lease": stall.lease,
         "max_stalls": stall.max_stalls,
         "start_grace": stall.start_grace or None,

@@ -134,8 +134,8 @@ class RareFields(Struct, omit_defaults=True, kw_only=True):
     """The fields that only a few records have."""
 
     expires_at: int | None = None
-    gathered: int = 0
-    gathered_bytes: int = 0
+    collected: int = 0
+    collected_bytes: int = 0
     parked_under: str | None = None
     owner: str | None = None
     suspect_until: int | None = None
@@ -514,8 +514,8 @@ def _with_rare_fields(job: JobRecord, rare: RareFields) -> JobRecord:
     return structs.replace(
         job,
         expires_at=rare.expires_at,
-        gathered=rare.gathered,
-        gathered_bytes=rare.gathered_bytes,
+        collected=rare.collected,
+        collected_bytes=rare.collected_bytes,
         parked_under=rare.parked_under,
         owner=job.owner if rare.owner is None else rare.owner,
         suspect_until=rare.suspect_until,

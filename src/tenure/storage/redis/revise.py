@@ -71,7 +71,7 @@ class EncodedSchedule(Struct, omit_defaults=True, kw_only=True):
     missed: Missed
     overlap: Overlap
     paused: bool
-    made: int
+    created: int
     last_tick: int
     next_tick: int | None = None
     last_id: str | None = None
@@ -145,7 +145,7 @@ def decode_schedule(body: bytes) -> Schedule:
     return structs.replace(
         _read_whole(kept.rest),
         paused=kept.paused,
-        made=kept.made,
+        created=kept.created,
         last_tick=kept.last_tick,
         next_tick=kept.next_tick,
         last_id=kept.last_id,
@@ -223,7 +223,7 @@ def _encode_schedule(schedule: Schedule) -> EncodedSchedule:
         missed=schedule.missed,
         overlap=schedule.overlap,
         paused=schedule.paused,
-        made=schedule.made,
+        created=schedule.created,
         last_tick=schedule.last_tick,
         next_tick=schedule.next_tick,
         last_id=schedule.last_id,

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from tenure.core.deduplication import GATHERED_LIMIT
+from tenure.core.deduplication import COLLECTED_LIMIT
 from tenure.core.figures import LENGTH, OTHERS, OUTCOMES, TASKS_KEPT
 from tenure.core.fingerprint import NEWEST
 from tenure.core.lease import REAPER_LEASE
@@ -34,7 +34,7 @@ CONSTANTS: Mapping[str, Constant] = {
     "FIGURE_COUNTS": LENGTH,
     "FIGURE_ENDS": {outcome: number for number, outcome in enumerate(OUTCOMES, 1)},
     "FAULT_NEWEST": NEWEST,
-    "GATHERED_LIMIT": GATHERED_LIMIT,
+    "COLLECTED_LIMIT": COLLECTED_LIMIT,
     "LOG_LINES_KEPT": protocol.LOG_LINES_KEPT,
     "LOOK_LIMIT": protocol.LOOK_LIMIT,
     "MOVED": protocol.MOVED,

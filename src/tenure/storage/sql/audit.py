@@ -12,6 +12,6 @@ def counters(tx: Transaction) -> Finding:
     return Finding(
         "error",
         "counters",
-        f"{len(wrong)} counts of jobs, of slots under a key, or of gathered calls are wrong",
+        f"{len(wrong)} counts of jobs, of slots under a key, or of collected calls are wrong",
         "report a bug",
     )

@@ -24,7 +24,7 @@ class UndecodableText(str):
 COLUMNS = (
     *("seq", "queue", "id", "task", "state", "headers", "tags", "score", "priority", "boost", "lifo", "fair_key"),
     *("weight", "run_at", "ttl", "expires_at", "timeout", "deadline", "heartbeat_timeout", "keys", "rates"),
-    *("merge_key", "merge", "gathered", "gathered_bytes", "parked_under", "lease", "max_stalls", "start_grace"),
+    *("merge_key", "merge", "collected", "collected_bytes", "parked_under", "lease", "max_stalls", "start_grace"),
     *("renewed", "pinned", "policy", "fence", "settled_fence", "owner", "heard_at", "lease_until", "suspect_until"),
     *("run_until", "progress_until", "starts", "failures", "stalls", "releases", "cancel_at", "cancel_reason"),
     *(
@@ -45,7 +45,7 @@ COLUMNS = (
 
 LARGE = ("score", "priority", "boost")
 COUNTS = (
-    *("weight", "gathered", "gathered_bytes", "lease", "max_stalls", "start_grace", "fence", "settled_fence"),
+    *("weight", "collected", "collected_bytes", "lease", "max_stalls", "start_grace", "fence", "settled_fence"),
     *("starts", "failures", "stalls", "releases", "redrives"),
 )
 NUMBERS = (

@@ -5,7 +5,7 @@ from itertools import islice
 
 from msgspec import structs
 
-from tenure.core.deduplication import GATHERED_LIMIT, Window, due_at, merge_name, throttle_name
+from tenure.core.deduplication import COLLECTED_LIMIT, Window, due_at, merge_name, throttle_name
 from tenure.core.events import JobThrottled, OnRequest
 from tenure.core.frames import framed
 from tenure.core.job import CollectKey, DebounceKey, JobRecord, MergeKey, NewJob, Ref, UniqueKey
@@ -20,7 +20,7 @@ from tenure.storage.sql.settings import records_event
 from tenure.storage.sql.transaction import Transaction
 from tenure.storage.sql.transitions import delete, expire, find_job, is_past_lifetime, job_at, merged_into, record_move
 
-_EVENTS: dict[str, OnRequest] = {"duplicate": "deduplicated", "replaced": "debounced", "gathered": "collected"}
+_EVENTS: dict[str, OnRequest] = {"duplicate": "deduplicated", "replaced": "debounced", "collected": "collected"}
 """The optional event for each way of merging a call into an existing job."""
 
 INSERT_BYTES = 16 << 20
@@ -229,7 +229,7 @@ def _key_holder(tx: Transaction, queue: str, key: MergeKey) -> Ref | None:
             values |= {"most": 1, "bytes": 1}
         case CollectKey(max_size=max_size):
             statement = "enqueue.unstarted_holder"
-            values |= {"most": max_size, "bytes": GATHERED_LIMIT}
+            values |= {"most": max_size, "bytes": COLLECTED_LIMIT}
     while (row := tx.one(statement, values)) is not None:
         seq, id_, too_old = row
         if type(id_) is UndecodableText:
@@ -254,18 +254,18 @@ def _window(tx: Transaction, queue: str, name: str, length: int) -> Window | Non
 
 
 def _merge(tx: Transaction, new: NewJob, into: Ref, offset: int) -> EnqueueResult:
-    gathered, result = 0, EnqueueResult("duplicate", into)
+    collected, result = 0, EnqueueResult("duplicate", into)
     match new.merge:
         case DebounceKey():
             _replace_call(tx, new, into, new.merge, offset)
             result = EnqueueResult("replaced", into)
         case CollectKey():
-            gathered = _gather(tx, new, into, new.merge, offset)
-            result = EnqueueResult("gathered", into)
+            collected = _gather(tx, new, into, new.merge, offset)
+            result = EnqueueResult("collected", into)
         case _:
             pass
-    if records_event(tx, into.queue, _EVENTS[result.made]):
-        tx.record(merged(new, into, gathered))
+    if records_event(tx, into.queue, _EVENTS[result.action]):
+        tx.record(merged(new, into, collected))
     return result
 
 
@@ -291,17 +291,17 @@ def _gather(tx: Transaction, new: NewJob, into: Ref, key: CollectKey, offset: in
     after = collecting(job, key, tx.now, ttl=new.ttl, offset=offset, size=len(brought))
     tx.run(
         "enqueue.insert_call",
-        {"queue": into.queue, "id": new.id, "job": into.id, "place": job.gathered, "payload": brought},
+        {"queue": into.queue, "id": new.id, "job": into.id, "place": job.collected, "payload": brought},
     )
     tx.run(
-        "enqueue.gather",
+        "enqueue.collect",
         {
             "state": after.state,
             "parked_under": after.parked_under,
             "run_at": after.run_at,
             "score": after.score if after.state is job.state else _score(tx, after, after.run_at, offset),
-            "gathered": after.gathered,
-            "gathered_bytes": after.gathered_bytes,
+            "collected": after.collected,
+            "collected_bytes": after.collected_bytes,
             "merge": rows.text(after.merge),
             "ttl": after.ttl,
             "expires_at": after.expires_at,
@@ -312,7 +312,7 @@ def _gather(tx: Transaction, new: NewJob, into: Ref, key: CollectKey, offset: in
     if State.DELAYED in (job.state, after.state):
         record_move(tx, job, after.state)
         tx.topics += [queue_topic(into.queue), job_topic(into)]
-    return after.gathered
+    return after.collected
 
 
 def _existing(tx: Transaction, ref: Ref) -> tuple[int, JobRecord]:

@@ -38,7 +38,7 @@ def receive(tx: Transaction, batch: MoveBatch) -> MoveReceipt:
     receipt = MoveReceipt(
         known.number + 1,
         (*taken, *(call.name for call in batch.calls)),
-        answers_of(batch.calls, ((result.made, result.ref.id, result.retry_in) for result in results)),
+        answers_of(batch.calls, ((result.action, result.ref.id, result.retry_in) for result in results)),
     )
     tx.run("tune.set", {**target, "body": _encode(receipt).decode()})
     return structs.replace(receipt, applied=True)

@@ -82,7 +82,7 @@ def _fire(tx: Transaction, known: Schedule, job: NewJob, offset: int) -> Fate:
     if not may_fire(known.overlap, unfinished):
         return "overlap"
     receipt = enqueue.store(tx, job, offset)
-    return fate_of(receipt.made, receipt.ref)
+    return fate_of(receipt.action, receipt.ref)
 
 
 def _store(tx: Transaction, schedule: Schedule) -> None:

@@ -38,7 +38,7 @@ def job_at(tx: Transaction, seq: int) -> JobRecord:
 def read_job(tx: Transaction, row: Row) -> JobRecord:
     """Return the record in a row of `job`, with all of its collected calls."""
     job = _read(tx, row)
-    if not job.gathered:
+    if not job.collected:
         return job
     calls = tx.all("get.calls", {"queue": job.queue, "job": job.id})
     return structs.replace(job, payload=b"".join(payload for (payload,) in calls))
@@ -197,7 +197,7 @@ def delete(tx: Transaction, seq: int, job: JobRecord) -> int:
         tx.run(statement, {"seq": seq})
     if isinstance(job.merge, DebounceKey | CollectKey):
         # For a collecting job, its own call is one of them.
-        calls += tx.run("revise.delete_calls", {"queue": job.queue, "job": job.id}) - bool(job.gathered)
+        calls += tx.run("revise.delete_calls", {"queue": job.queue, "job": job.id}) - bool(job.collected)
     record_move(tx, job, None)
     return calls
 

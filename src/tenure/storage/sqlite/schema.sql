@@ -37,8 +37,8 @@ CREATE TABLE tenure_job (
     rates TEXT,
     merge_key TEXT,
     merge TEXT,
-    gathered INTEGER NOT NULL DEFAULT 0,
-    gathered_bytes INTEGER NOT NULL DEFAULT 0,
+    collected INTEGER NOT NULL DEFAULT 0,
+    collected_bytes INTEGER NOT NULL DEFAULT 0,
     parked_under TEXT,
     lease INTEGER NOT NULL,
     max_stalls INTEGER NOT NULL,
@@ -151,7 +151,7 @@ CREATE INDEX tenure_job_fault ON tenure_job (queue, fault, finished)
     WHERE fault IS NOT NULL;
 
 -- Unfinished jobs that a later call may be merged into, by their key. Queries skip jobs that are full.
-CREATE INDEX tenure_job_merge ON tenure_job (queue, merge_key, gathered, seq)
+CREATE INDEX tenure_job_merge ON tenure_job (queue, merge_key, collected, seq)
     WHERE merge_key IS NOT NULL AND finished IS NULL;
 
 -- Jobs whose state is not valid, which no other query finds. The terms stand one by one, the usual states first, so that

@@ -21,7 +21,7 @@ VARIABLE = "TENURE_ISOLATED_PROCESS"
 """The environment variable with the descriptor of the isolated process's socket."""
 
 LONGEST = 64 * 1024 * 1024
-"""The maximum size of a message in bytes: several times the 8 MiB that a job can gather (`GATHERED_LIMIT`)."""
+"""The maximum size of a message in bytes: several times the 8 MiB that a job can collect (`COLLECTED_LIMIT`)."""
 
 REPORT_INTERVAL = 1.0
 """Seconds between two messages about the last turn of the process's loop."""

@@ -63,7 +63,7 @@ const Chosen = ({ schedule }) => html`
       ["Overlap", schedule.overlap],
       ["Starts", schedule.start && html`<${Time} at=${schedule.start} />`],
       ["Ends", schedule.end && html`<${Time} at=${schedule.end} />`],
-      ["Made", html`<${Time} at=${schedule.made} />`],
+      ["Created", html`<${Time} at=${schedule.created} />`],
     ]} />
     <${Value} value=${schedule.arguments} />
   <//>`;

@@ -39,8 +39,8 @@ CREATE TABLE job (
     rates text,
     merge_key text COLLATE "C",
     merge text,
-    gathered bigint NOT NULL DEFAULT 0,
-    gathered_bytes bigint NOT NULL DEFAULT 0,
+    collected bigint NOT NULL DEFAULT 0,
+    collected_bytes bigint NOT NULL DEFAULT 0,
     parked_under text COLLATE "C",
     lease bigint NOT NULL,
     max_stalls bigint NOT NULL,
@@ -152,7 +152,7 @@ CREATE INDEX job_cancelling ON job_live (owner)
     WHERE state = 'active' AND cancel_at IS NOT NULL;
 
 -- Jobs that a later call may be merged into, by their key. Queries skip jobs that are full.
-CREATE INDEX job_merge ON job_live (queue, merge_key, gathered, seq)
+CREATE INDEX job_merge ON job_live (queue, merge_key, collected, seq)
     WHERE merge_key IS NOT NULL;
 
 -- Jobs whose state is not valid, which no other query finds.

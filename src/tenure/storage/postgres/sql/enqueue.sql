@@ -6,12 +6,12 @@
 -- job and is then looked up as that job's id.
 INSERT INTO job_live (
     queue, id, task, state, headers, tags, score, priority, boost, lifo, fair_key, weight, run_at, ttl, expires_at,
-    timeout, deadline, heartbeat_timeout, keys, rates, merge_key, merge, gathered, gathered_bytes, lease, max_stalls,
+    timeout, deadline, heartbeat_timeout, keys, rates, merge_key, merge, collected, collected_bytes, lease, max_stalls,
     start_grace, renewed, pinned, policy, created, schedule, tick, parent, payload
 )
 SELECT :queue, known.id, :task, :state, :headers, :tags, :score, :priority, :boost, :lifo, :fair_key, :weight, :run_at,
        :ttl::bigint, :expires_at::bigint, :timeout::bigint, :deadline::bigint, :heartbeat_timeout::bigint, :keys, :rates,
-       :merge_key, :merge, :gathered, :gathered_bytes, :lease, :max_stalls, :start_grace, :renewed, :pinned, :policy,
+       :merge_key, :merge, :collected, :collected_bytes, :lease, :max_stalls, :start_grace, :renewed, :pinned, :policy,
        :now, :schedule, :tick::bigint, :parent, :payload
   FROM (SELECT coalesce((SELECT job FROM call WHERE queue = :queue AND id = :id), :id) AS id) AS known
  WHERE NOT has_ended(:queue, known.id)
@@ -88,7 +88,7 @@ SELECT seq, id, state <> 'active' AND expires_at <= :now
   FROM job_live
  WHERE queue = :queue
    AND merge_key = :name
-   AND gathered = 0
+   AND collected = 0
  ORDER BY seq
  LIMIT 1;
 
@@ -109,7 +109,7 @@ SELECT seq, id, expires_at <= :now
   FROM job_live
  WHERE queue = :queue
    AND merge_key = :name
-   AND gathered = 0
+   AND collected = 0
    AND state IN ('delayed', 'waiting')
  ORDER BY seq
  LIMIT 1;
@@ -120,8 +120,8 @@ SELECT seq, id, expires_at <= :now
   FROM job_live
  WHERE queue = :queue
    AND merge_key = :name
-   AND gathered < :most
-   AND gathered_bytes < :bytes
+   AND collected < :most
+   AND collected_bytes < :bytes
    AND state IN ('delayed', 'waiting')
    AND starts = 0
  ORDER BY seq
@@ -147,15 +147,15 @@ DELETE FROM call
    AND job = :job
    AND place <= (SELECT max(place) FROM call WHERE queue = :queue AND job = :job) - :kept;
 
--- name: gather
+-- name: collect
 -- Adds one more call to a collecting job.
 UPDATE job_live
    SET state = :state,
        parked_under = :parked_under,
        run_at = :run_at,
        score = :score,
-       gathered = :gathered,
-       gathered_bytes = :gathered_bytes,
+       collected = :collected,
+       collected_bytes = :collected_bytes,
        merge = :merge,
        ttl = :ttl,
        expires_at = :expires_at,

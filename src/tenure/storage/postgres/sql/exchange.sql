@@ -236,7 +236,7 @@ SELECT json_agg(
               AND redrives = 0
               AND quarantined = 0
               AND put_back_used = 0
-              AND gathered = 0
+              AND collected = 0
               AND lifo = 0
               AND weight = 1
               AND least(run_at, lease, max_stalls, start_grace, created, timeout) > -288230376151711744

@@ -4,7 +4,7 @@
 -- Inserts one row, or none if the queue knows the id.
 INSERT INTO job (
     queue, id, task, state, headers, tags, score, priority, boost, lifo, fair_key, weight, run_at, ttl,
-    expires_at, timeout, deadline, heartbeat_timeout, keys, rates, merge_key, merge, gathered, gathered_bytes,
+    expires_at, timeout, deadline, heartbeat_timeout, keys, rates, merge_key, merge, collected, collected_bytes,
     lease, max_stalls, start_grace, renewed, pinned, policy, fence, settled_fence, starts, failures, stalls,
     releases, cancel_at, cancel_reason, cancel_by, created, started, finished, kept_until, redrive_at, redrives,
     error, reason, fault, progress, progress_note, schedule, tick, parent, payload, result, quarantined, put_back_used,
@@ -13,7 +13,7 @@ INSERT INTO job (
 SELECT
     :queue, :id, :task, :state, :headers, :tags, :score, :priority, :boost, :lifo, :fair_key, :weight, :run_at,
     :ttl::bigint, :expires_at::bigint, :timeout::bigint, :deadline::bigint, :heartbeat_timeout::bigint, :keys,
-    :rates, :merge_key, :merge, :gathered, :gathered_bytes, :lease, :max_stalls, :start_grace, :renewed,
+    :rates, :merge_key, :merge, :collected, :collected_bytes, :lease, :max_stalls, :start_grace, :renewed,
     :pinned, :policy, :fence, :settled_fence, :starts, :failures, :stalls, :releases, :cancel_at::bigint,
     :cancel_reason, :cancel_by, :created, :started::bigint, :finished::bigint, :kept_until::bigint,
     :redrive_at::bigint, :redrives, :error, :reason, :fault, :progress::text::json, :progress_note, :schedule,

@@ -174,7 +174,7 @@ SELECT queue, job, sum(calls)::bigint
   FROM (
        SELECT queue, job, count(payload) AS calls FROM call GROUP BY queue, job
        UNION ALL
-       SELECT queue, id, -gathered FROM job WHERE gathered > 0
+       SELECT queue, id, -collected FROM job WHERE collected > 0
  ) AS counted
  GROUP BY queue, job
 HAVING sum(calls) <> 0

@@ -27,7 +27,7 @@ local function arrive(queue, item)
     job.score = FairQueue.score(job, FairQueue.enqueue_time(job))
   end
   job.holder, job.ended = item.holder and ARGV[item.holder], item.ended and ARGV[item.ended]
-  Record.set_payload(job, ARGV[item.payload], job.gathered > 0)
+  Record.set_payload(job, ARGV[item.payload], job.collected > 0)
   if item.data then
     Record.set_data(job, ARGV[item.data])
   end

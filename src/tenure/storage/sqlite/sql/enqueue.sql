@@ -7,13 +7,13 @@
 -- WHERE.)
 INSERT INTO tenure_job (
     queue, id, task, state, headers, tags, score, priority, boost, lifo, fair_key, weight, run_at, ttl, expires_at,
-    timeout, deadline, heartbeat_timeout, keys, rates, merge_key, merge, gathered, gathered_bytes, lease, max_stalls,
+    timeout, deadline, heartbeat_timeout, keys, rates, merge_key, merge, collected, collected_bytes, lease, max_stalls,
     start_grace, renewed, pinned, policy, created, schedule, tick, parent, payload
 )
 VALUES (
     :queue, coalesce((SELECT job FROM tenure_call WHERE queue = :queue AND id = :id), :id),
     :task, :state, :headers, :tags, :score, :priority, :boost, :lifo, :fair_key, :weight, :run_at, :ttl, :expires_at,
-    :timeout, :deadline, :heartbeat_timeout, :keys, :rates, :merge_key, :merge, :gathered, :gathered_bytes, :lease,
+    :timeout, :deadline, :heartbeat_timeout, :keys, :rates, :merge_key, :merge, :collected, :collected_bytes, :lease,
     :max_stalls, :start_grace, :renewed, :pinned, :policy, :now, :schedule, :tick, :parent, :payload
 )
 ON CONFLICT (queue, id) DO NOTHING;
@@ -80,7 +80,7 @@ SELECT seq, id, state <> 'active' AND expires_at <= :now
   FROM tenure_job INDEXED BY tenure_job_merge
  WHERE queue = :queue
    AND merge_key = :name
-   AND gathered = 0
+   AND collected = 0
    AND finished IS NULL
  ORDER BY seq
  LIMIT 1;
@@ -103,7 +103,7 @@ SELECT seq, id, expires_at <= :now
   FROM tenure_job INDEXED BY tenure_job_merge
  WHERE queue = :queue
    AND merge_key = :name
-   AND gathered = 0
+   AND collected = 0
    AND finished IS NULL
    AND state IN ('delayed', 'waiting')
  ORDER BY seq
@@ -115,8 +115,8 @@ SELECT seq, id, expires_at <= :now
   FROM tenure_job INDEXED BY tenure_job_merge
  WHERE queue = :queue
    AND merge_key = :name
-   AND gathered < :most
-   AND gathered_bytes < :bytes
+   AND collected < :most
+   AND collected_bytes < :bytes
    AND finished IS NULL
    AND state IN ('delayed', 'waiting')
    AND starts = 0
@@ -145,15 +145,15 @@ DELETE FROM tenure_call INDEXED BY tenure_call_of_job
               SELECT max(place) FROM tenure_call INDEXED BY tenure_call_of_job WHERE queue = :queue AND job = :job
        ) - :kept;
 
--- name: gather
+-- name: collect
 -- Adds one more call to a collecting job.
 UPDATE tenure_job
    SET state = :state,
        parked_under = :parked_under,
        run_at = :run_at,
        score = :score,
-       gathered = :gathered,
-       gathered_bytes = :gathered_bytes,
+       collected = :collected,
+       collected_bytes = :collected_bytes,
        merge = :merge,
        ttl = :ttl,
        expires_at = :expires_at,

@@ -275,7 +275,7 @@ SELECT json_group_array(
               AND redrives = 0
               AND quarantined = 0
               AND put_back_used = 0
-              AND gathered = 0
+              AND collected = 0
               AND lifo = 0
               AND weight = 1
               AND min(run_at, lease, max_stalls, start_grace, created, coalesce(timeout, 0)) > -288230376151711744

@@ -4,7 +4,7 @@
 -- Inserts one row, or none if the queue knows the id.
 INSERT INTO tenure_job (
     queue, id, task, state, headers, tags, score, priority, boost, lifo, fair_key, weight, run_at, ttl,
-    expires_at, timeout, deadline, heartbeat_timeout, keys, rates, merge_key, merge, gathered, gathered_bytes,
+    expires_at, timeout, deadline, heartbeat_timeout, keys, rates, merge_key, merge, collected, collected_bytes,
     lease, max_stalls, start_grace, renewed, pinned, policy, fence, settled_fence, starts, failures, stalls,
     releases, cancel_at, cancel_reason, cancel_by, created, started, finished, kept_until, redrive_at, redrives,
     error, reason, fault, progress, progress_note, schedule, tick, parent, payload, result, quarantined, put_back_used,
@@ -12,8 +12,8 @@ INSERT INTO tenure_job (
 )
 VALUES (
     :queue, :id, :task, :state, :headers, :tags, :score, :priority, :boost, :lifo, :fair_key, :weight, :run_at,
-    :ttl, :expires_at, :timeout, :deadline, :heartbeat_timeout, :keys, :rates, :merge_key, :merge, :gathered,
-    :gathered_bytes, :lease, :max_stalls, :start_grace, :renewed, :pinned, :policy, :fence, :settled_fence,
+    :ttl, :expires_at, :timeout, :deadline, :heartbeat_timeout, :keys, :rates, :merge_key, :merge, :collected,
+    :collected_bytes, :lease, :max_stalls, :start_grace, :renewed, :pinned, :policy, :fence, :settled_fence,
     :starts, :failures, :stalls, :releases, :cancel_at, :cancel_reason, :cancel_by, :created, :started,
     :finished, :kept_until, :redrive_at, :redrives, :error, :reason, :fault, :progress, :progress_note, :schedule,
     :tick, :parent, :payload, :result, :quarantined, :put_back_used, :data, :data_number

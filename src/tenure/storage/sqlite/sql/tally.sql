@@ -173,7 +173,7 @@ SELECT queue, job, sum(calls)
   FROM (
        SELECT queue, job, count(payload) AS calls FROM tenure_call GROUP BY queue, job
        UNION ALL
-       SELECT queue, id, -gathered FROM tenure_job WHERE gathered > 0
+       SELECT queue, id, -collected FROM tenure_job WHERE collected > 0
  )
  GROUP BY queue, job
 HAVING sum(calls) <> 0

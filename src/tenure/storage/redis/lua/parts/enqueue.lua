@@ -8,7 +8,7 @@
 -- A `new_job` is a map of NewJob's fields; its payload is a place among the script's arguments.
 local Enqueue = {}
 
--- constants: GATHERED_LIMIT
+-- constants: COLLECTED_LIMIT
 
 local function window_of(queue, name, length)
   local place = pair(queue, name)
@@ -48,7 +48,7 @@ function Enqueue.free_window(job)
 end
 
 local function is_full(merge, calls, size)
-  return calls >= merge.max_size or size >= GATHERED_LIMIT
+  return calls >= merge.max_size or size >= COLLECTED_LIMIT
 end
 
 -- When a job is due into which a call is merged now. `first`: the time of its first call; `calls`: how many calls it
@@ -81,7 +81,7 @@ local function find_merge_target(queue, merge)
   local oldest
   for _, id in ipairs(ids) do
     local job = Audit.checked_in('merge', queue, id, name)
-    if job and (merge.type ~= 'collect' or not is_full(merge, job.gathered, job.gathered_bytes)) then
+    if job and (merge.type ~= 'collect' or not is_full(merge, job.collected, job.collected_bytes)) then
       oldest = job
       break
     end
@@ -148,8 +148,8 @@ local function new_record(new_job, id, run_at, offset)
     keys = new_job.keys,
     rates = new_job.rates,
     merge = new_job.merge,
-    gathered = collects and 1 or nil,
-    gathered_bytes = size,
+    collected = collects and 1 or nil,
+    collected_bytes = size,
     lease = new_job.lease,
     max_stalls = new_job.max_stalls,
     start_grace = new_job.start_grace,
@@ -168,7 +168,7 @@ local function put(job, payload, offset)
     job.score = FairQueue.score(job, max(job.run_at, NOW) + offset)
   end
   -- A collected payload will grow, so it gets a key of its own.
-  Record.set_payload(job, payload, job.gathered > 0)
+  Record.set_payload(job, payload, job.collected > 0)
   JobIndexes.add(job)
   Parking.apply_limits(job)
   Notifications.notify_queue(job.queue)
@@ -191,12 +191,12 @@ end
 local function collect(new_job, into, offset)
   answer_for(new_job, into)
   local was_delayed = into.state == 'delayed'
-  local calls, size = into.gathered + 1, into.gathered_bytes + #ARGV[new_job.payload]
+  local calls, size = into.collected + 1, into.collected_bytes + #ARGV[new_job.payload]
   local run_at = due_at(new_job.merge, into.created, calls, size)
   call('APPEND', key('load', into.ref), ARGV[new_job.payload])
   local changes = {
-    gathered = calls,
-    gathered_bytes = size,
+    collected = calls,
+    collected_bytes = size,
     load = into.load + #ARGV[new_job.payload],
     merge = new_job.merge,
     ttl = new_job.ttl or NONE,
@@ -236,7 +236,7 @@ local function merge(new_job, into, offset)
     EventLog.record_if_wanted(about, 'collected', function()
       return { key = named, count = count }
     end)
-    return { 'gathered', into.id }
+    return { 'collected', into.id }
   end
   about.id, about.ref = new_job.id, pair(new_job.queue, new_job.id)
   EventLog.record_if_wanted(about, 'deduplicated', function()
@@ -301,7 +301,7 @@ local function merge_target_of(new_job)
   return Enqueue.merge_target(new_job.queue, new_job.merge)
 end
 
--- Enqueue a call once; return the result: {made, id, retry_in}.
+-- Enqueue a call once; return the result: {action, id, retry_in}.
 function Enqueue.add(new_job, offset)
   local known = Record.get_in(new_job.queue, answers_for(new_job.queue, new_job.id))
   local fence, settled_fence

@@ -81,8 +81,8 @@ local rare_kinds
 local function rare_kinds_made()
   return {
     expires_at = 'number',
-    gathered = 'number',
-    gathered_bytes = 'number',
+    collected = 'number',
+    collected_bytes = 'number',
     parked_under = 'string',
     owner = 'string',
     suspect_until = 'number',

@@ -53,9 +53,9 @@ end
 
 -- Make the creation of a schedule its first tick, if it begins immediately.
 local function begin(new)
-  local begun = not new.start or new.start <= new.made
-  if new.immediately and begun and not (new.stop and new.stop < new.made) then
-    new.last_tick, new.next_tick = new.made - 1, new.made
+  local begun = not new.start or new.start <= new.created
+  if new.immediately and begun and not (new.stop and new.stop < new.created) then
+    new.last_tick, new.next_tick = new.created - 1, new.created
   end
 end
 
@@ -69,7 +69,7 @@ function Schedules.put(name, new)
     elseif not set_back then
       new.last_tick = max(new.last_tick, known.last_tick)
     end
-    new.paused, new.made, new.last_id, new.runs = known.paused, known.made, known.last_id, known.runs
+    new.paused, new.created, new.last_id, new.runs = known.paused, known.created, known.last_id, known.runs
     if is_spent(new) then
       new.next_tick = nil
     end
