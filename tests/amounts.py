@@ -10,7 +10,7 @@ FULL = os.environ.get("TENURE_TEST_FULL") == "1"
 REDIS = pytest.mark.redis
 
 
-AMOUNTS = {"rolling restarts": (20, 50), "deaths of workers in a row": (40, 100)}
+AMOUNTS = {"rolling restarts": (20, 50), "deaths of workers in a row": (40, 100), "kills of a console": (3, 20)}
 """How often a test repeats something, usually and in a full run. CONTRIBUTING has the same table."""
 
 

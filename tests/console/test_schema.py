@@ -40,6 +40,7 @@ async def opened() -> tuple[Console, dict[str, list[str]]]:
         "worker": [HOLDER.id, "web-3"],
         "schedule": ["hourly"],
         "fault": [group["fault"] for group in groups],
+        "operation": ["none"],
     }
 
 

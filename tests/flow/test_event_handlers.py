@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from tenure import (
     Event,
@@ -26,7 +27,9 @@ from tenure import (
     WorkerStarted,
 )
 from tenure.client.codec import JsonCodec
+from tenure.core.internal import OPS_QUEUE
 from tenure.core.job import Ref
+from tenure.core.lifecycle import State
 from tenure.storage.memory.storage import MemoryStorage
 from tenure.storage.protocol import EventPage, EventReader
 from tenure_testing.simulation.event_loop import SimClock, SimLoop, simulate
@@ -67,6 +70,25 @@ def test_an_event_is_handled_once_per_app_in_one_of_its_workers(run_scenario: Ru
 
         completed = [event.id for _, event in heard if isinstance(event, JobCompleted)]
         assert Counter(completed) == Counter(job.id for job in jobs)
+
+    run_scenario(scenario)
+
+
+def test_handlers_get_no_events_of_internal_queues(run_scenario: RunScenario) -> None:
+    async def scenario(harness: Harness) -> None:
+        heard: list[tuple[str, Any]] = []
+        app = listening(harness, heard, "worker")
+        await harness.start(app.worker(queues=["default", OPS_QUEUE]), "worker")
+        await asyncio.sleep(1)
+        call = app.tasks["quick"].call(1).job
+        storage = await app.opened()
+        await storage.enqueue([structs.replace(call, id="own"), structs.replace(call, queue=OPS_QUEUE, id="internal")])
+        await asyncio.sleep(5)
+
+        assert [(event.queue, event.id) for _, event in heard] == [("default", "own")]
+        assert [
+            detail is not None and detail.job.state for detail in await storage.get([Ref(OPS_QUEUE, "internal")])
+        ] == [State.COMPLETED]
 
     run_scenario(scenario)
 

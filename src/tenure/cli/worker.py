@@ -28,6 +28,9 @@ from tenure.core.suggestion import did_you_mean
 from tenure.errors import TenureError, UsageError
 from tenure.http.server import HTTPServer
 from tenure.maintenance.reaper import Reaper
+from tenure.ops.access import StorageAccess
+from tenure.ops.internal import InternalWorker
+from tenure.ops.internal_tasks import INTERNAL_TASKS
 from tenure.ops.names import known_names
 from tenure.options.timing import DRAIN
 from tenure.supervisor.overview import Overview
@@ -70,6 +73,7 @@ class WorkerOptions:
     max_jobs: int | None = None
     max_memory: int | None = None
     prefetch: int | None = None
+    internal: bool = False
 
     def worker(self, app: Tenure, *, child: SupervisorLink | None = None) -> Worker:
         """Return the worker, not yet started.
@@ -105,6 +109,7 @@ class WorkerOptions:
             *([] if self.max_jobs is None else ["--max-jobs", str(self.max_jobs)]),
             *([] if self.max_memory is None else ["--max-memory", str(self.max_memory)]),
             *([] if self.prefetch is None else ["--prefetch", str(self.prefetch)]),
+            *(["--internal"] if self.internal else []),
         ]
 
 
@@ -153,6 +158,7 @@ class WorkerOptions:
     metavar="N",
     help="Prefetch at most N jobs while jobs are short; 0 for none.",
 )
+@click.option("--internal", is_flag=True, help="Also carry out bulk operations, as each console does.")
 @click.option(
     "--loop",
     type=click.Choice(LOOPS),
@@ -185,6 +191,7 @@ def worker(
     max_jobs: int | None,
     max_memory: int | None,
     prefetch: int | None,
+    internal: bool,
     loop: Loop,
     reload: bool,
     reload_dirs: tuple[Path, ...],
@@ -208,7 +215,7 @@ def worker(
     ignore_unused()
     target = _target(session, target)
     options = WorkerOptions(
-        _queues(queues), concurrency, burst, not no_reaper, name, drain, max_jobs, max_memory, prefetch
+        _queues(queues), concurrency, burst, not no_reaper, name, drain, max_jobs, max_memory, prefetch, internal
     )
     # Before any user code: processes that it starts must not inherit the socket to our supervisor.
     child = SupervisorLink.from_environment()
@@ -300,12 +307,20 @@ async def _work(
             await _warn_of_unknown_queues(app, options.queues)
         if not options.reaper:
             await _sweep_once(app)
-        await (app_worker.run() if child is None else child.work(app_worker, app.runtime().metrics))
+        async with _internal(app) if options.internal else contextlib.nullcontext():
+            await (app_worker.run() if child is None else child.work(app_worker, app.runtime().metrics))
     finally:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CLOSING):
                 await asyncio.gather(app.close(), *([] if server is None else [server.stop()]))
     logger.info("worker %s (%s) has stopped", app_worker.owner.name, app_worker.owner.id)
+
+
+def _internal(app: Tenure) -> InternalWorker:
+    async def access() -> StorageAccess:
+        return StorageAccess(await app.opened(), app.codec.decode, app.timing)
+
+    return InternalWorker(access, INTERNAL_TASKS)
 
 
 async def _warn_of_unknown_queues(app: Tenure, queues: tuple[str, ...]) -> None:

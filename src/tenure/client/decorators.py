@@ -27,6 +27,7 @@ from tenure.client.task import (
 )
 from tenure.core.check import named, no_others, of_kind, several
 from tenure.core.duration import Duration
+from tenure.core.internal import own_name
 from tenure.core.public import PublicObject
 from tenure.core.schedule import Overlap
 from tenure.errors import UsageError
@@ -97,7 +98,7 @@ def definition(
     no_others(options, ("name", *TaskSettings.__annotations__, "version", "since"))
     settings = TaskOptions(**options)
     return TaskDeclaration(
-        None if name is None else named(name, field="name"),
+        None if name is None else own_name(name, field="name"),
         settings,
         versions(version, since),
         prefix,

@@ -13,6 +13,7 @@ from tenure.client.signature import Signature
 from tenure.clock import SECOND
 from tenure.core.check import named, no_others, several, shown
 from tenure.core.duration import duration, duration_text, instant, micros
+from tenure.core.internal import own_name
 from tenure.core.job import (
     CollectKey,
     DebounceKey,
@@ -381,7 +382,7 @@ def _with_options(common: NewJob, options: CallOptions, settings: TaskOptions, t
                 f"queue = {shown(options['queue'])}: task {common.task!r} is a singleton, and its key is valid within "
                 "one queue only; leave the queue out"
             )
-        changes["queue"] = named(options["queue"], field="queue")
+        changes["queue"] = own_name(options["queue"], field="queue")
     if "delay" in options:
         changes["delay"] = micros(duration(options["delay"], field="delay", zero=True))
     if "run_at" in options:

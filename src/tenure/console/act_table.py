@@ -1,8 +1,9 @@
 """The routes of all acts, which `table.py` includes."""
 
-from tenure.console import bodies, records, writes
+from tenure.console import bodies, operations, records, writes
 from tenure.console.problems import ProblemName
 from tenure.console.routes import Route
+from tenure.ops.bulk import OperationView
 from tenure.ops.views import QueueSettingsView, RevisedView, ScheduleView, TriggeredView
 from tenure.ops.workers import OrderedView
 
@@ -59,6 +60,27 @@ ACTS = [
     ),
     Route(
         "POST", "/jobs/{queue}/{id}/delete", "admin", writes.delete_job, RevisedView, body=bodies.JobBody, problems=_JOB
+    ),
+    Route(
+        "POST",
+        "/ops",
+        "operate",
+        operations.operate,
+        operations.BulkView,
+        body=bodies.OperationBody,
+        headers=("Idempotency-Key",),
+        problems=("invalid-filter", "invalid-parameter", "unconfirmed", "too-many-jobs", "key-reused"),
+        limit=operations.COUNTED_WITHIN,
+        accepted=operations.is_accepted,
+    ),
+    Route(
+        "POST",
+        "/ops/{operation}/stop",
+        "operate",
+        operations.stop,
+        OperationView,
+        body=bodies.ReasonBody,
+        problems=("unknown-operation", "wrong-state"),
     ),
     Route(
         "PATCH",

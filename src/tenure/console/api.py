@@ -7,7 +7,7 @@ request ──► user ──► route ──► role ──► parameters, or o
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
-from typing import cast, get_args
+from typing import Self, cast, get_args
 
 import msgspec
 from msgspec import Struct
@@ -33,6 +33,8 @@ from tenure.errors import (
 )
 from tenure.http.asgi import Headers, Receive, Scope, Send, answer, answer_in_parts, refuse_websocket
 from tenure.ops.access import StorageAccess
+from tenure.ops.internal import InternalWorker
+from tenure.ops.internal_tasks import INTERNAL_TASKS
 from tenure.ops.slow_runs import Slow
 
 logger = logging.getLogger("tenure.console")
@@ -83,6 +85,23 @@ class AdminAPI:
         self._table = table
         self._slow = Slow()
         self._live = LiveEvents(self._redactor)
+        self._internal = InternalWorker(access, INTERNAL_TASKS)
+
+    def start(self) -> None:
+        """Serve the internal queues in this event loop, unless this console is read-only. Idempotent."""
+        if not self._read_only:
+            self._internal.start()
+
+    async def stop(self) -> None:
+        """Serve the internal queues no more; another console goes on with what runs. Idempotent."""
+        await self._internal.stop()
+
+    async def __aenter__(self) -> Self:
+        self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
 
     @property
     def protected(self) -> bool:
@@ -104,8 +123,10 @@ class AdminAPI:
                     await answer_in_parts(scope, receive, send, [*headers, *_GUARDS], body)
             case "lifespan":
                 await receive()
+                self.start()
                 await send({"type": "lifespan.startup.complete"})
                 await receive()
+                await self.stop()
                 await send({"type": "lifespan.shutdown.complete"})
             case "websocket":
                 await refuse_websocket(receive, send)
@@ -114,8 +135,8 @@ class AdminAPI:
 
     async def _answer(self, scope: Scope, receive: Receive) -> tuple[int, Headers, bytes | AsyncGenerator[bytes]]:
         try:
-            headers, found = await self._content(ConsoleRequest(scope), receive)
-            return 200, [(b"content-type", _JSON if isinstance(found, bytes) else _STREAM), *headers], found
+            status, headers, found = await self._content(ConsoleRequest(scope), receive)
+            return status, [(b"content-type", _JSON if isinstance(found, bytes) else _STREAM), *headers], found
         except Exception as error:
             failure = _problem_of(error, changes=str(scope["method"]) not in SAFE)
         problem = failure.problem
@@ -134,7 +155,7 @@ class AdminAPI:
 
     async def _content(
         self, request: ConsoleRequest, receive: Receive
-    ) -> tuple[Headers, bytes | AsyncGenerator[bytes]]:
+    ) -> tuple[int, Headers, bytes | AsyncGenerator[bytes]]:
         segments = request.segments()
         base = BASE.strip("/").split("/")
         if segments[: len(base)] != base:
@@ -146,7 +167,7 @@ class AdminAPI:
         inner = segments[len(base) :]
         if inner == ["openapi.json"] and request.method in SAFE:
             # It holds nothing of the storage, so it needs no user.
-            return [], openapi_text(self._table).encode()
+            return 200, [], openapi_text(self._table).encode()
         user = await self._user(request)
         route, names = self._table.find(request.method, inner)
         self._permit(user, route)
@@ -158,7 +179,9 @@ class AdminAPI:
         try:
             async with asyncio.timeout(route.limit):
                 access = await self._access()
-                call = ApiCall(access, user, names, self._payloads, self._read_only, self._slow, self._live, request)
+                call = ApiCall(
+                    access, user, names, self._payloads, self._read_only, self._slow, self._live, request, self.start
+                )
                 found = await route.handler(call, given)
         except TimeoutError as error:
             raise ProblemError(
@@ -169,8 +192,9 @@ class AdminAPI:
                 else "look whether it was done, and find out whether the storage is overloaded: tenure doctor",
             ) from error
         if isinstance(found, Struct):
-            return call.reply_headers, msgspec.json.encode(self._redactor.plain(found))
-        return call.reply_headers, found
+            status = 202 if route.accepted is not None and route.accepted(found) else 200
+            return status, call.reply_headers, msgspec.json.encode(self._redactor.plain(found))
+        return 200, call.reply_headers, found
 
     async def _user(self, request: ConsoleRequest) -> User:
         if not self._auth:

@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from tenure.core.bulk import BulkAction
 from tenure.core.events import OnRequest
 
 CALL_BODY = 2 * 1024 * 1024
@@ -138,6 +139,21 @@ class QueuePatch(ReasonBody, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         str | UnsetType,
         Meta(description="End the limit of this rate that a handler has set with RateLimited; `*`: of all."),
     ] = UNSET
+
+
+class OperationBody(ReasonBody, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A bulk operation, or its dry run. The start needs the fields of the dry run, and its `confirm`."""
+
+    action: Annotated[BulkAction, Meta(description="`cancel`, `redrive` or `delete`; a delete needs the role admin.")]
+    filter: Annotated[
+        str, Meta(description="Terms that must all hold, as in a list of jobs; all that match are changed.")
+    ] = ""
+    cap: Annotated[
+        Annotated[int, Meta(ge=1)] | None, Meta(description="At most this many jobs, the newest first; null: all.")
+    ] = None
+    rate: Annotated[str | None, Meta(description="How many jobs per time: `10/s`; null: no limit.")] = None
+    dry_run: Annotated[bool, Meta(description="true: count only, and return `confirm`.")] = False
+    confirm: Annotated[str | None, Meta(description="`confirm` of the dry run; it is valid for 10 minutes.")] = None
 
 
 class ConcurrencyBody(ReasonBody, frozen=True, kw_only=True, forbid_unknown_fields=True):

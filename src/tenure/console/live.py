@@ -23,6 +23,7 @@ from tenure.console.problems import ProblemError
 from tenure.console.redaction import Redactor
 from tenure.console.users import User
 from tenure.core.events import AnyEvent, EventsTrimmed, JobEvent, name_of
+from tenure.core.internal import OPS_QUEUE, is_internal_event
 from tenure.events.follow import pages
 from tenure.ops.events import shown_events
 from tenure.storage.protocol import EVENTS_END, EventPage, Storage
@@ -68,7 +69,8 @@ class ChangedJob(Struct, frozen=True, kw_only=True):
 class ChangesFrame(Struct, frozen=True, kw_only=True):
     """What happened since the frame before: `count` events, by kind and by queue, and the newest of them.
 
-    `queues`, `jobs` and `newest` are bounded; `complete`: they name all queues and all jobs of these events.
+    `operations`: bulk operations with an event. `queues`, `jobs`, `newest` and `operations` are bounded; `complete`:
+    `queues` and `jobs` name all queues and all jobs of these events.
     """
 
     count: int
@@ -76,6 +78,7 @@ class ChangesFrame(Struct, frozen=True, kw_only=True):
     queues: dict[str, int]
     jobs: list[ChangedJob]
     newest: list[AnyEvent]
+    operations: list[str]
     complete: bool
 
 
@@ -208,8 +211,15 @@ class LiveEvents:
     def _made(self, start: int, end: int, user: User) -> bytes | None:
         """Return a frame, None if the user sees none of these events."""
         first = self._end - len(self._ring)
-        events = [event for event in islice(self._ring, start - first, end - first) if user.sees_event(event)]
-        if not events:
+        seen = [event for event in islice(self._ring, start - first, end - first) if user.sees_event(event)]
+        events = [event for event in seen if not is_internal_event(event)]
+        # An event does not say whose operation it is, and a user of some queues sees only his own.
+        ops = [
+            event.id
+            for event in seen
+            if user.queues is None and isinstance(event, JobEvent) and event.queue == OPS_QUEUE
+        ]
+        if not events and not ops:
             return None
         queues = Counter(str(queue) for event in events if (queue := getattr(event, "queue", None)) is not None)
         jobs = dict.fromkeys((event.queue, event.id) for event in reversed(events) if isinstance(event, JobEvent))
@@ -219,6 +229,7 @@ class LiveEvents:
             queues=dict(queues.most_common(NEWEST)),
             jobs=[ChangedJob(queue=queue, id=name) for queue, name in list(jobs)[:JOBS]],
             newest=shown_events(events[-NEWEST:], None),
+            operations=list(dict.fromkeys(ops))[-NEWEST:],
             complete=len(queues) <= NEWEST and len(jobs) <= JOBS,
         )
         return _part("changes", self._redactor.plain(frame), self._cursors[end - first])

@@ -97,6 +97,10 @@ def _operation(route: Route, query: dict[str, Any]) -> dict[str, Any]:
         schema = {"$ref": _REF.format(name=route.body.__name__)}
         body = {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
         problems = (*problems, *_ACT_PROBLEMS)
+    answer = {
+        "description": inspect.cleandoc(route.answer.__doc__ or "").partition("\n\n")[0].replace("\n", " "),
+        "content": {_media(route): {"schema": {"$ref": _REF.format(name=route.answer.__name__)}}},
+    }
     return {
         "operationId": route.name,
         "summary": inspect.cleandoc(route.handler.__doc__ or "").partition("\n")[0],
@@ -104,10 +108,8 @@ def _operation(route: Route, query: dict[str, Any]) -> dict[str, Any]:
         "parameters": parameters,
         **body,
         "responses": {
-            "200": {
-                "description": inspect.cleandoc(route.answer.__doc__ or "").partition("\n\n")[0].replace("\n", " "),
-                "content": {_media(route): {"schema": {"$ref": _REF.format(name=route.answer.__name__)}}},
-            },
+            "200": answer,
+            **({} if route.accepted is None else {"202": answer}),
             **_problems(problems),
             "default": {"$ref": "#/components/responses/Problem"},
         },

@@ -117,7 +117,7 @@ async def meta(call: ApiCall, query: Struct) -> MetaView:
         ),
         read_only=call.read_only,
         payloads=call.payloads,
-        features=("reads", "acts"),
+        features=("reads", "acts", "operations"),
         limits=LimitsView(jobs=JOBS_MOST, events=EVENTS_MOST, looks=LOOKS),
     )
 

@@ -107,6 +107,13 @@ class AuditQuery(Struct, frozen=True, kw_only=True):
     after: Annotated[Cursor | None, Meta(description="`next` of the page before.")] = None
 
 
+class OperationsQuery(Struct, frozen=True, kw_only=True):
+    """The parameters of a page of bulk operations."""
+
+    limit: Annotated[int, Meta(ge=1, le=JOBS_MOST, description="How many operations a page has.")] = 50
+    after: Annotated[Cursor | None, Meta(description="`next` of the page before.")] = None
+
+
 class DeadGroupsQuery(Struct, frozen=True, kw_only=True):
     """The parameters of the faults."""
 

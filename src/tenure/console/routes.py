@@ -42,7 +42,7 @@ class NoQuery(Struct, frozen=True):
 class ApiCall:
     """A request to a handler: the storage, the user, the names in the path, and the settings of the console.
 
-    `reply_headers`: the handler adds to them.
+    `serve`: lets this process serve the internal queues, if it does not yet. `reply_headers`: the handler adds to them.
     """
 
     access: StorageAccess
@@ -53,6 +53,7 @@ class ApiCall:
     slow: Slow
     live: LiveEvents
     request: ConsoleRequest
+    serve: Callable[[], None]
     reply_headers: Headers = field(default_factory=Headers)
 
     @property
@@ -86,7 +87,7 @@ class Route:
     `path`: below `BASE`; a part in braces is a name. `limit`: seconds that it may take. `body`: what it reads, if it
     changes something; then the handler gets it in place of the parameters. `most`: the greatest size of the body, in
     bytes. `headers`: the request headers that it reads. `stream`: it answers with a `text/event-stream`, whose frames
-    are `answer`.
+    are `answer`. `accepted`: returns True if an answer says that the work follows later (202).
     """
 
     method: str
@@ -101,6 +102,7 @@ class Route:
     most: int = SMALL_BODY
     headers: tuple[HeaderName, ...] = ()
     stream: bool = False
+    accepted: Callable[[Any], bool] | None = None
     parts: tuple[str, ...] = field(init=False)
 
     def __post_init__(self) -> None:

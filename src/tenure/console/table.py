@@ -1,11 +1,12 @@
 """The table of all resources of the admin API."""
 
-from tenure.console import reads, records
+from tenure.console import operations, reads, records
 from tenure.console.act_table import ACTS
 from tenure.console.live import ChangesFrame
 from tenure.console.routes import Route, RouteTable
 from tenure.health.assessment import Health
 from tenure.ops.audit import ActsView
+from tenure.ops.bulk import OperationsView, OperationView
 from tenure.ops.events import EventsRead
 from tenure.ops.figures import FiguresView
 from tenure.ops.views import (
@@ -100,6 +101,16 @@ TABLE = RouteTable(
         ),
         Route("GET", "/dead/groups", "read", reads.dead_groups, DeadGroupsView, records.DeadGroupsQuery),
         Route("GET", "/dead/groups/{fault}", "read", reads.dead_group, DeadGroupView, problems=("unknown-fault",)),
+        Route(
+            "GET",
+            "/ops",
+            "read",
+            operations.operations,
+            OperationsView,
+            records.OperationsQuery,
+            ("invalid-cursor",),
+        ),
+        Route("GET", "/ops/{operation}", "read", operations.operation, OperationView, problems=("unknown-operation",)),
         Route("GET", "/audit", "admin", reads.audit, ActsView, records.AuditQuery, ("invalid-cursor",)),
         *ACTS,
     ]

@@ -83,7 +83,7 @@ from tenure.storage.protocol import (
 LONGEST_KEY = 255
 """The greatest length of an Idempotency-Key, in characters."""
 
-_make_id = JobIds(SystemClock(), entropy()).make
+make_id = JobIds(SystemClock(), entropy()).make
 
 
 @asynccontextmanager
@@ -201,7 +201,7 @@ def _micros(value: Duration, field: str, *, zero: bool = False) -> int:
 
 async def enqueue(call: ApiCall, body: EnqueueBody) -> TriggeredView:
     """Enqueue a call of a task by its name and its arguments."""
-    key = _idempotent_id(call, "jobs")
+    key = idempotent_id(call, "jobs")
     if key is not None and body.id is not None:
         raise _invalid("id", "the id is given, and Idempotency-Key too; give one of them")
     with in_field("task"):
@@ -209,7 +209,7 @@ async def enqueue(call: ApiCall, body: EnqueueBody) -> TriggeredView:
     found = await survey_of(call)
     await _require_task(call, found, body.task, force=body.force)
     try:
-        job = job_of(call.access, NamedCall(body.task, body.arguments, _options(body)), found, key or _make_id())
+        job = job_of(call.access, NamedCall(body.task, body.arguments, _options(body)), found, key or make_id())
     except UsageError as error:
         # A message begins with the name of the option.
         begins = {"queue =": "queue", "id =": "id", "delay =": "delay", "priority =": "priority"}
@@ -272,7 +272,7 @@ def _unknown(name: ProblemName, kind: str, value: str, known: list[str]) -> Prob
     return from_message(name, message, errors=[ProblemPart(f"/body/{kind}", message)])
 
 
-def _idempotent_id(call: ApiCall, place: str) -> str | None:
+def idempotent_id(call: ApiCall, place: str) -> str | None:
     """Return the id of the job that a request with an Idempotency-Key makes; None: it has no key.
 
     The id is made of the user and the place of the call as well, so equal keys of others make other jobs.
@@ -442,7 +442,7 @@ async def _pause(call: ApiCall, body: ReasonBody, *, paused: bool) -> ScheduleVi
 async def trigger_schedule(call: ApiCall, body: ReasonBody) -> TriggeredView:
     """Enqueue the job of a schedule now, even if it is paused; its ticks do not change."""
     found, _ = await schedule_of(call)
-    new_id = _idempotent_id(call, f"schedules/{found.name}") or _make_id()
+    new_id = idempotent_id(call, f"schedules/{found.name}") or make_id()
     async with _acting(call, "schedules.trigger", found.name, body) as act:
         receipt, _ = await trigger(call.access.storage, found.name, new_id)
         act.verdict = receipt.action

@@ -13,6 +13,7 @@ from msgspec import structs
 
 from tenure.clock import SECOND
 from tenure.core.events import Event, EventsTrimmed, OnRequest, event_name
+from tenure.core.internal import is_internal_event
 from tenure.errors import StorageError, StorageUnavailableError, UsageError
 from tenure.events.follow import pages
 from tenure.events.handler_calls import Handler, HandlerCalls
@@ -337,7 +338,7 @@ class EventBus:
                 for event in page.events:
                     if reader is not None:
                         self._handling = reader, start
-                    if not isinstance(event, self._skipped):
+                    if not isinstance(event, self._skipped) and not is_internal_event(event):
                         await self._calls.call(event, self._handlers.scoped(scope))
                     start = event.cursor or start
                     if self._stopping.is_set():

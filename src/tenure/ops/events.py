@@ -6,6 +6,7 @@ from typing import get_args
 from msgspec import Struct, structs
 
 from tenure.core.events import AnyEvent, EventsTrimmed, JobCompleted, event_name, name_of
+from tenure.core.internal import is_internal
 from tenure.core.job import Ref
 from tenure.ops.views import Decode, readable
 from tenure.storage.protocol import Storage
@@ -32,7 +33,7 @@ class EventsRead(Struct, frozen=True, kw_only=True):
 
 
 def wanted_events(kinds: Iterable[str] = (), queues: Iterable[str] = ()) -> Wanted:
-    """Return a function that selects events by kind and by queue; without a name, all events."""
+    """Return a function that selects events by kind and by queue; without a queue, those of all but internal ones."""
     some_kinds, some_queues = frozenset(kinds), frozenset(queues)
 
     def wanted(event: AnyEvent) -> bool:
@@ -40,7 +41,8 @@ def wanted_events(kinds: Iterable[str] = (), queues: Iterable[str] = ()) -> Want
             # The reader must learn that events are missing.
             return True
         by_kind = not some_kinds or name_of(event) in some_kinds
-        return by_kind and (not some_queues or getattr(event, "queue", None) in some_queues)
+        queue = getattr(event, "queue", None)
+        return by_kind and (queue in some_queues if some_queues else not is_internal(queue))
 
     return wanted
 

@@ -17,6 +17,7 @@ from random import SystemRandom
 from msgspec import Struct, structs
 
 from tenure.clock import SECOND
+from tenure.core.internal import INTERNAL_QUEUES
 from tenure.core.job import JobDetail, JobRecord, Owner, Ref
 from tenure.core.lifecycle import State
 from tenure.core.move import MoveBatch, MoveMark, MoveReceipt
@@ -143,8 +144,8 @@ class Move:
             UsageError: the move would be refused.
             StorageError: a storage cannot be reached.
         """
-        survey = await self._source.survey()
-        await self._check(survey)
+        survey = await _whole_survey(self._source)
+        await self._check(await self._source.survey())
         return structs.replace(
             await self._report(survey, [_counted(queue) for queue in survey.queues if _matters(queue)]),
             dry_run=True,
@@ -159,11 +160,10 @@ class Move:
                 another move.
             StorageError: a storage cannot be reached, or another process changes the same move.
         """
-        survey = await self._source.survey()
-        taker = await self._check(survey)
+        taker = await self._check(await self._source.survey())
         await self._reopen()
-        mark = await self._mark(survey)
-        survey = await self._source.survey()
+        mark = await self._mark(await _whole_survey(self._source))
+        survey = await _whole_survey(self._source)
         queues = [await self._move_queue(survey, queue, mark, taker) for queue in survey.queues]
         moved, held = await self._move_schedules(survey.schedules)
         report = await self._report(survey, [one for one in queues if _is_shown(one)])
@@ -202,7 +202,7 @@ class Move:
                     f"the jobs of {source.url} are moved to {to} already; finish that move first: tenure move --from "
                     f"{source.url} --to {to}"
                 )
-        for queue in (await target.survey()).queues:
+        for queue in (await _whole_survey(target)).queues:
             if (to := queue.settings.moved_to) not in (None, source.url):
                 raise UsageError(f"the jobs of {target.url} are moved to {to}; move to that storage instead")
         return target
@@ -211,7 +211,7 @@ class Move:
 
     async def _reopen(self) -> None:
         """Open the queues of the target that were moved to the source before: their jobs come back now."""
-        survey = await self._target.survey()
+        survey = await _whole_survey(self._target)
         for queue in survey.queues:
             mark = queue.settings.moved
             if mark is None or not mark.to or not isinstance(self._source, MoveTarget):
@@ -374,6 +374,13 @@ class Move:
             self._on_step("schedule_removed")
             moved += 1
         return moved, held
+
+
+async def _whole_survey(storage: Storage) -> Survey:
+    """Return a survey that also has the internal queues that are in use, and all workers."""
+    internal, found = await storage.survey(INTERNAL_QUEUES), await storage.survey()
+    used = [queue for queue in internal.queues if any(queue.counts.values()) or queue.settings != Settings()]
+    return structs.replace(found, queues=(*found.queues, *used), workers=internal.workers)
 
 
 async def _readmit(storage: Storage, queue: str) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
+from tenure.core.internal import is_internal
 from tenure.core.suggestion import did_you_mean
 from tenure.storage.protocol import Query, Storage, Survey, Target
 
@@ -28,7 +29,7 @@ def known_names(survey: Survey, tasks: Mapping[str, str]) -> KnownNames:
         queues=frozenset(
             {
                 *(queue.queue for queue in survey.queues),
-                *(queue for worker in survey.workers for queue in worker.queues),
+                *(queue for worker in survey.workers for queue in worker.queues if not is_internal(queue)),
                 *(job.queue for job in jobs),
                 *tasks.values(),
             }

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from tenure.clock import SECOND
 from tenure.core.events import AnyEvent, EventsTrimmed, JobCompleted, JobFailed, at_micros
-from tenure.ops.events import events_after
+from tenure.ops.events import events_after, wanted_events
 from tenure.storage.cursors import recorded_within
 from tenure.storage.protocol import EVENTS_END, Storage
 
@@ -99,7 +99,7 @@ class Throughput:
         if self._cursor is None:
             self._cursor, self._since = recorded_within(WINDOW), now - WINDOW
         try:
-            read = await events_after(storage, self._cursor, wanted=lambda event: True, limit=self._most)
+            read = await events_after(storage, self._cursor, wanted=wanted_events(), limit=self._most)
         except ValueError:
             # The storage was replaced by one with other cursors.
             return self._begin_again()

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Literal, TypedDict, TypeVar, cast, get_args
 
-from tenure.core.check import flag, named, of_kind, one_of, shown, whole
+from tenure.core.check import flag, of_kind, one_of, shown, whole
 from tenure.core.duration import Duration
+from tenure.core.internal import own_name
 from tenure.core.job import OnWorkerLost
 from tenure.core.order import FAIR_WEIGHT
 from tenure.errors import UsageError
@@ -137,7 +138,7 @@ class TaskOptions(Layer):
         """
         fill(
             self,
-            queue=None if queue is None else named(queue, field="queue"),
+            queue=None if queue is None else own_name(queue, field="queue"),
             retry=None if retry is None else valid_retry(retry),
             stall=None if stall is None else valid_stall(stall),
             timeout=None if timeout is None else option_duration(timeout, field="timeout"),

@@ -934,7 +934,7 @@ class Storage(Protocol):
         ...
 
     async def find(self, query: Query) -> Page:
-        """Return one page of records, in the order of the query."""
+        """Return one page of records, in the order of the query. Without queues, of all but the internal ones."""
         ...
 
     async def published(self, names: Sequence[str] | None = None) -> list[PublishedTask]:
@@ -946,6 +946,7 @@ class Storage(Protocol):
     ) -> Survey:
         """Return job counts, queues and workers, computed from counters; this works without any worker.
 
+        Without names, of all queues but the internal ones, and without workers that serve only these.
         `faults`: also return up to this many faults of these queues, those with the most failed jobs. `figures`: also
         return these cells of these queues.
         """

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tenure.core.events import Event
+from tenure.core.internal import includes_worker
 from tenure.core.job import Owner
 from tenure.events.bus import EventBus
 from tenure.runtime import Runtime
@@ -184,6 +185,7 @@ class WorkerParts:
             given_up=lambda: self.watchdog.given_up(),
             lanes=lambda: self.exchange.lanes.all,
             partitions=self.partitions,
+            listed=includes_worker(queues, ()),
         )
         self.watchdog = Watchdog(
             self.monitor,

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from msgspec import structs
 
 from tenure.clock import SECOND
-from tenure.core.events import Event
+from tenure.core.events import Event, WorkerStarted, WorkerStopped, WorkerStopping
 from tenure.core.exponential_delay import ExponentialDelay
 from tenure.core.figures import FiguresDelta
 from tenure.core.lane import Lane
@@ -69,6 +69,7 @@ class Keeper:
         given_up: Callable[[], bool],
         lanes: Callable[[], tuple[Lane, ...]],
         partitions: PartitionWatch,
+        listed: bool = True,
     ) -> None:
         self._storage, self._owner, self._active_runs = deps.storage, deps.owner, deps.active_runs
         self._clock, self._rng, self._logger, self._metrics = deps.clock, deps.rng, deps.logger, deps.metrics
@@ -80,6 +81,7 @@ class Keeper:
         self._orders: tuple[str, ...] = ()
         self._is_needed = is_needed
         self._partitions = partitions
+        self._listed = listed
         self._traces = Traces()
         self._given_up = given_up
         self._lanes = lanes
@@ -101,8 +103,9 @@ class Keeper:
         self._false_alarms = 0
 
     def announce(self, event: Event) -> None:
-        """Record an event of this process with the next beat."""
-        self._announcements.append(event)
+        """Record an event of this process with the next beat, but not the life of a worker of internal queues alone."""
+        if self._listed or not isinstance(event, WorkerStarted | WorkerStopping | WorkerStopped):
+            self._announcements.append(event)
 
     @property
     def unrecorded(self) -> int:

@@ -10,6 +10,7 @@ from tenure.client.publication import publication
 from tenure.client.task import Task
 from tenure.clock import Clock
 from tenure.core.exponential_delay import ExponentialDelay
+from tenure.core.internal import is_internal
 from tenure.core.published import PUBLISH_LIMIT, PublishedTask
 from tenure.errors import StorageError
 from tenure.storage.protocol import Storage
@@ -73,7 +74,7 @@ class TaskPublisher:
     async def _publish(self) -> None:
         began = self._clock.uptime()
         for name, task in list(self._tasks.items()):
-            if name in self._published:
+            if name in self._published or is_internal(name):
                 continue
             try:
                 self._published[name], missing = publication(task)

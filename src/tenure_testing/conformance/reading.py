@@ -8,9 +8,10 @@ from msgspec import structs
 from tenure.clock import SECOND
 from tenure.core.duration import moment
 from tenure.core.events import AnyEvent, EventsTrimmed, JobCompleted, JobEvent, JobRetried
-from tenure.core.job import Ref
+from tenure.core.internal import INTERNAL_QUEUES, OPS_QUEUE, WEBHOOKS_QUEUE
+from tenure.core.job import Owner, Ref
 from tenure.core.lifecycle import State
-from tenure.core.outcome import Returned
+from tenure.core.outcome import Rejected, Returned
 from tenure.storage.cursors import recorded_within
 from tenure.storage.protocol import (
     EVENT_LOAN,
@@ -27,6 +28,7 @@ from tenure.testing.clock import ManualClock
 from tenure_testing.conformance.helpers import (
     ALICE,
     BOB,
+    ERROR,
     QUEUE,
     RAISED,
     REAPER,
@@ -243,6 +245,48 @@ class ReadingConformance(Conformance):
         assert (len(first.jobs), len(second.jobs), second.next) == (10, 5, None)
         assert {job.state for job in (*first.jobs, *second.jobs)} == {State.COMPLETED}
         assert len({job.ref for job in (*first.jobs, *second.jobs)}) == 15
+
+    # ── internal queues ───────────────────────────────────────────────────────────────────────────────────────────
+
+    async def test_only_a_listing_that_names_it_has_an_internal_queue(self, storage: Storage) -> None:
+        refs = await enqueue(storage, new_job(), new_job(queue=OPS_QUEUE), new_job(queue=WEBHOOKS_QUEUE, delay=SECOND))
+        plain, operation, delivery = refs
+        listings = [
+            Query(),
+            Query(looks=100),
+            Query(states=(State.WAITING, State.DELAYED)),
+            Query(states=(State.WAITING,), looks=1),
+            Query(states=(State.DELAYED,), order="due"),
+            Query(id="job"),
+        ]
+
+        found = [job.ref for query in listings for job in (await storage.find(query)).jobs]
+        assert set(found) == {plain}
+        for ref in (operation, delivery):
+            assert [job.ref for job in (await storage.find(Query(queues=(ref.queue,)))).jobs] == [ref]
+        assert len((await storage.find(Query(queues=(QUEUE, *INTERNAL_QUEUES)))).jobs) == 3
+
+    async def test_only_a_survey_that_names_it_has_an_internal_queue(self, storage: Storage) -> None:
+        await enqueue(storage, new_job(), new_job(queue=OPS_QUEUE))
+        await storage.tune(Target("queue", WEBHOOKS_QUEUE), Settings(paused=True))
+        await settle(storage, ALICE, await claim_one(storage, queue=OPS_QUEUE), Rejected(ERROR))
+        survey = await storage.survey(faults=10)
+
+        assert ([queue.queue for queue in survey.queues], survey.faults) == ([QUEUE], ())
+
+        named = await storage.survey(INTERNAL_QUEUES, faults=10)
+        assert [queue.queue for queue in named.queues] == list(INTERNAL_QUEUES)
+        assert [fault.queue for fault in named.faults] == [OPS_QUEUE]
+
+    async def test_a_survey_leaves_out_workers_of_internal_queues(self, storage: Storage) -> None:
+        await storage.renew(RenewRequest(ALICE, worker=WorkerInfo((QUEUE, OPS_QUEUE))))
+        await storage.renew(RenewRequest(BOB, worker=WorkerInfo(INTERNAL_QUEUES)))
+
+        async def workers(*queues: str) -> set[Owner]:
+            return {worker.owner for worker in (await storage.survey(queues)).workers}
+
+        assert await workers() == await workers(QUEUE) == {ALICE}
+        assert await workers(OPS_QUEUE) == {ALICE, BOB}
 
     # ── survey ────────────────────────────────────────────────────────────────────────────────────────────────────
 

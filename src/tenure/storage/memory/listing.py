@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterable
 
 from tenure.core.deduplication import merge_name
 from tenure.core.fingerprint import NEWEST, FaultSurvey, by_frequency, shown_error
+from tenure.core.internal import is_internal
 from tenure.core.job import JobRecord
 from tenure.core.lifecycle import TERMINAL
 from tenure.storage.cursors import due_place
@@ -37,7 +38,7 @@ def faults_of(jobs: Iterable[JobRecord], queues: Collection[str], limit: int) ->
 def matches(job: JobRecord, query: Query) -> bool:
     """Return True if a listing contains a job."""
     return (
-        (not query.queues or job.queue in query.queues)
+        (job.queue in query.queues if query.queues else not is_internal(job.queue))
         and (not query.states or job.state in query.states)
         and (not query.tasks or job.task in query.tasks)
         and (not query.reasons or job.reason in query.reasons)

@@ -26,6 +26,7 @@ from tenure.core.events import (
     QueueResumed,
 )
 from tenure.core.figures import FiguresDelta, FiguresQuery, TaskCounts, end_of
+from tenure.core.internal import included, includes_worker
 from tenure.core.job import (
     CollectKey,
     DebounceKey,
@@ -917,7 +918,7 @@ class Model(ScheduleStore):
             counts[job.queue][job.state] += 1
         tuned = {target.name for target in self._settings if target.kind == "queue"}
         spoiled = {name for name, indexes in self._queues.items() if indexes.discarded}
-        names = sorted({*counts, *tuned, *spoiled} if not queues else set(queues))
+        names = sorted(included({*counts, *tuned, *spoiled}, ()) if not queues else set(queues))
         tasks = {target.name: setting for target, setting in self._settings.items() if target.kind == "task"}
         return Survey(
             queues=tuple(
@@ -958,7 +959,7 @@ class Model(ScheduleStore):
                     alarm=worker.beat.worker.alarm,
                 )
                 for worker in self._workers.values()
-                if worker.beat.worker is not None
+                if worker.beat.worker is not None and includes_worker(worker.beat.worker.queues, queues)
             ),
             schedules=tuple(self._schedules[name] for name in sorted(self._schedules)),
             faults=faults_of(self._jobs.values(), names, faults),

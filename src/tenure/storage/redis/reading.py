@@ -14,6 +14,7 @@ from tenure.core.document import read_progress
 from tenure.core.duration import moment
 from tenure.core.events import AnyEvent, EventsTrimmed, UnreadableEvent, stamped
 from tenure.core.fingerprint import FaultSurvey, shown_error
+from tenure.core.internal import included
 from tenure.core.job import JobDetail, JobRecord, LogLine, Owner, Ref
 from tenure.core.leadership import Term
 from tenure.core.lifecycle import State
@@ -382,7 +383,7 @@ def survey_of(
             _queue(
                 name, counted.get(name, _EMPTY), now, lost.get(name, 0), tuned.get(name, _NONE), limits_of.get(name, [])
             )
-            for name in sorted({*counted, *tuned, *lost} if requested is None else set(requested))
+            for name in sorted(included({*counted, *tuned, *lost}, ()) if requested is None else set(requested))
         ),
         paused_tasks=tuple(name for name, task in tasks.items() if task.paused),
         task_rates={name: rate for name, task in tasks.items() if (rate := task.rate) is not None},

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from tenure.core.deduplication import COLLECTED_LIMIT
 from tenure.core.figures import LENGTH, OTHERS, OUTCOMES, TASKS_KEPT
 from tenure.core.fingerprint import NEWEST
+from tenure.core.internal import INTERNAL
 from tenure.core.lease import REAPER_LEASE
 from tenure.core.published import PUBLISHED_KEPT, PUBLISHED_MOST, RENEWED_WITHIN
 from tenure.core.retention import EVENTS_KEPT, KEPT, TRIM_BATCH, KeepRule
@@ -35,6 +36,7 @@ CONSTANTS: Mapping[str, Constant] = {
     "FIGURE_ENDS": {outcome: number for number, outcome in enumerate(OUTCOMES, 1)},
     "FAULT_NEWEST": NEWEST,
     "COLLECTED_LIMIT": COLLECTED_LIMIT,
+    "INTERNAL": INTERNAL,
     "LOG_LINES_KEPT": protocol.LOG_LINES_KEPT,
     "LOOK_LIMIT": protocol.LOOK_LIMIT,
     "MOVED": protocol.MOVED,

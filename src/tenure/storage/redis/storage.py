@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from tenure.clock import Clock
 from tenure.core.audit import ACTS_KEPT, OperatorAct
 from tenure.core.figures import FiguresQuery
+from tenure.core.internal import includes_worker
 from tenure.core.job import JobDetail, NewJob, Owner, Ref
 from tenure.core.leadership import Term
 from tenure.core.move import MoveBatch, MoveReceipt
@@ -185,7 +186,9 @@ class RedisStorage:
         self, queues: Sequence[str] = (), *, faults: int = 0, figures: FiguresQuery | None = None
     ) -> Survey:
         """See `Storage.survey`."""
-        return await (await self._opened()).survey(queues, faults=faults, figures=figures)
+        found = await (await self._opened()).survey(queues, faults=faults, figures=figures)
+        workers = tuple(worker for worker in found.workers if includes_worker(worker.queues, queues))
+        return replace(found, workers=workers)
 
     async def events(
         self,

@@ -11,6 +11,7 @@ import msgspec
 from tenure.core.events import AnyEvent, EventsTrimmed
 from tenure.core.figures import FiguresQuery
 from tenure.core.fingerprint import NEWEST, FaultSurvey
+from tenure.core.internal import INTERNAL, included, includes_worker
 from tenure.core.job import JobDetail, Owner, Ref
 from tenure.core.lifecycle import State
 from tenure.storage.cursors import DuePlace, age_of, due_place, place_of
@@ -65,7 +66,7 @@ def find(tx: Transaction, query: Query) -> Page:
 def _due(tx: Transaction, query: Query) -> Page:
     """Return one page of delayed jobs, the one that falls due first at the front."""
     begin = due_place(query.after)
-    queues = dict.fromkeys(query.queues) if query.queues else [queue for (queue,) in tx.all("find.queues")]
+    queues = _queues(tx, query)
     looks = _share(query, len(queues))
     values = {**_conditions(tx, query), "limit": query.limit + 1, "looks": looks, "to": _NEWEST, "last": ""}
     sources: list[dict[str, Any]] = [{**values, **_after(begin, queue)} for queue in queues]
@@ -100,7 +101,7 @@ def survey(tx: Transaction, queues: Sequence[str], faults: int, figures: Figures
         counts[queue][state] = jobs
     tuned = {name: settings.decode(body) for name, body in tx.all("survey.settings", {"kind": "queue"})}
     tasks = {name: settings.decode(body) for name, body in tx.all("survey.settings", {"kind": "task"})}
-    names = sorted(set(queues) or {*counts, *tuned})
+    names = sorted(set(queues) or included({*counts, *tuned}, ()))
     terms, swept_at = current_term(tx)
     return Survey(
         queues=tuple(
@@ -118,7 +119,9 @@ def survey(tx: Transaction, queues: Sequence[str], faults: int, figures: Figures
         ),
         paused_tasks=tuple(sorted(name for name, task in tasks.items() if task.paused)),
         task_rates={name: rate for name, task in sorted(tasks.items()) if (rate := task.rate) is not None},
-        workers=tuple(_worker(row, now) for row in tx.all("survey.workers")),
+        workers=tuple(
+            worker for row in tx.all("survey.workers") if includes_worker((worker := _worker(row, now)).queues, queues)
+        ),
         schedules=schedules(tx),
         faults=_faults(tx, names, faults) if faults else (),
         figures=() if figures is None else figure_cells.read(tx, names, figures),
@@ -211,7 +214,7 @@ def _matches(tx: Transaction, query: Query, before: int, limit: int) -> tuple[li
     states = dict.fromkeys(query.states)
     if query.merge is None and query.id is None and query.fault is None and not states:
         return _walk(tx, query, values)
-    queues = dict.fromkeys(query.queues) if query.queues else [queue for (queue,) in tx.all("find.queues")]
+    queues = _queues(tx, query)
     if query.merge is not None:
         values |= {"merge": query.merge, "id": query.id, "states": _named([state.value for state in states])}
         return sorted(
@@ -244,6 +247,11 @@ def _matches(tx: Transaction, query: Query, before: int, limit: int) -> tuple[li
         for queue, state in sources
     ]
     return _merged(pages, limit, floor), floor
+
+
+def _queues(tx: Transaction, query: Query) -> list[str]:
+    """Return the queues that a query selects."""
+    return list(dict.fromkeys(query.queues)) or included((queue for (queue,) in tx.all("find.queues")), ())
 
 
 def _conditions(tx: Transaction, query: Query) -> dict[str, Any]:
@@ -292,10 +300,8 @@ def _walk(tx: Transaction, query: Query, values: dict[str, Any]) -> tuple[list[i
     floor = 0
     if query.looks is not None:
         floor = _floor(tx, "find.floor", {"before": values["before"], "looks": query.looks})
-    names = _named(query.queues), _named([state.value for state in query.states])
-    return [
-        seq for (seq,) in tx.all("find.all", {**values, "queues": names[0], "states": names[1], "floor": floor})
-    ], floor
+    names = {"queues": _named(query.queues), "states": _named([state.value for state in query.states])}
+    return [seq for (seq,) in tx.all("find.all", {**values, **names, "internal": INTERNAL, "floor": floor})], floor
 
 
 def _floor(tx: Transaction, statement: str, values: dict[str, Any]) -> int:

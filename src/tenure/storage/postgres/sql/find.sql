@@ -49,7 +49,7 @@ SELECT seq
   FROM job
  WHERE seq < :before
    AND seq >= :floor
-   AND (:queues::text IS NULL OR queue = ANY (names_in(:queues)))
+   AND CASE WHEN :queues::text IS NULL THEN NOT starts_with(queue, :internal) ELSE queue = ANY (names_in(:queues)) END
    AND (:states::text IS NULL OR state = ANY (names_in(:states)))
 -- include: conditions
  ORDER BY seq DESC

@@ -4,11 +4,12 @@
 --
 -- Request: {queues, after, span, states, tasks, reasons, tags, owner, key, schedule, fault, created_after,
 -- created_before, ended_after, ended_before, id, merge, before, above, limit}. Without `queues`, it looks in `span` of
--- the partition's queues, those after the number `after`. `before`, `above`: only jobs with sequence numbers between
--- these. `due`: list delayed jobs by due instant, then queue and id, those after this {instant, queue, id}; then `made`
+-- the partition's queues, those after the number `after`, but not in internal ones. `before`, `above`: only jobs with
+-- sequence numbers between these. `due`: list delayed jobs by due instant, then queue and id, those after this {instant, queue, id}; then `made`
 -- and `looked_to` are such places, of the last job that was looked at.
 -- Answer: {found, looked_to, next}. An entry of `found` is {made, ref, record, payload, result}. `looked_to`: there may
 -- be more jobs with numbers below this, or false. `next`: the number after which there are more queues, or false.
+-- constants: INTERNAL
 local LOOKS, BYTES, MOST_AT_ONCE, SORTED = 150, 2097152, 64, 5000
 local STATES = { 'delayed', 'waiting', 'active', 'completed', 'failed', 'cancelled', 'expired' }
 
@@ -120,6 +121,10 @@ local function job_asked_for(ref)
   return job and asked_for(job) and job or nil
 end
 
+local function is_internal(queue)
+  return string.sub(queue, 1, #INTERNAL) == INTERNAL
+end
+
 -- The queues to look in, and the number after which there are more.
 local function queues_asked_for()
   if REQUEST.queues then
@@ -127,11 +132,11 @@ local function queues_asked_for()
   end
   local from = REQUEST.after and '(' .. REQUEST.after or '-inf'
   local some = call('ZRANGEBYSCORE', key('queues'), from, '+inf', 'WITHSCORES', 'LIMIT', 0, REQUEST.span + 1)
-  local names = {}
-  for at = 1, min(#some, 2 * REQUEST.span), 2 do
-    names[#names + 1] = some[at]
+  local names, count = {}, min(#some, 2 * REQUEST.span)
+  for at = 1, count, 2 do
+    names[#names + 1] = not is_internal(some[at]) and some[at] or nil
   end
-  return names, #names * 2 < #some and tonumber(some[#names * 2])
+  return names, count < #some and tonumber(some[count])
 end
 
 -- The indexes of a queue that contain all matching jobs.

@@ -3,14 +3,14 @@
 -- survey: count the jobs of queues, some queues at a time, by the sizes of indexes; `whole`: return other data, too.
 --
 -- Request: {queues, after, span, whole, faults}. Without `queues`, it counts `span` of the partition's queues, those
--- after the number `after`. `faults`: how many faults of these queues to return.
+-- after the number `after`, but not internal ones. `faults`: how many faults of these queues to return.
 -- Answer: {rows, next, now, faults[, settings, discarded, workers, seen, schedules, leader, limits]}. A row is {queue,
 -- number of ready jobs, since when the longest-waiting job waits or false, unknown tasks, number of jobs in each state
 -- ...}. `next`: the number after which there are more queues, or false. A fault is {queue, fault, number of its jobs, when
 -- the first and the last of them ended, the newest by id and end, and the task, reason and error of the last}. The fields
 -- after `faults` are the raw contents of these keys.
 -- A request {figures = {kind, task, ranges}} is answered with the cells of figures alone, as in parts/figures.lua.
--- constants: FAULT_NEWEST
+-- constants: FAULT_NEWEST, INTERNAL
 local STATES = { 'delayed', 'waiting', 'again', 'active', 'completed', 'failed', 'cancelled', 'expired' }
 
 -- Since when the longest-waiting job of a queue has been waiting.
@@ -110,10 +110,11 @@ if REQUEST.queues then
 else
   local from = REQUEST.after and '(' .. REQUEST.after or '-inf'
   local some = call('ZRANGEBYSCORE', key('queues'), from, '+inf', 'WITHSCORES', 'LIMIT', 0, REQUEST.span + 1)
-  for at = 1, min(#some, 2 * REQUEST.span), 2 do
-    rows[#rows + 1] = row_of(some[at])
+  local count = min(#some, 2 * REQUEST.span)
+  for at = 1, count, 2 do
+    rows[#rows + 1] = string.sub(some[at], 1, #INTERNAL) ~= INTERNAL and row_of(some[at]) or nil
   end
-  more = #rows * 2 < #some and tonumber(some[#rows * 2])
+  more = count < #some and tonumber(some[count])
 end
 local names = {}
 for number, row in ipairs(rows) do

@@ -62,7 +62,11 @@ SELECT seq
   FROM tenure_job NOT INDEXED
  WHERE seq < :before
    AND seq >= :floor
-   AND (:queues IS NULL OR queue IN (SELECT value FROM json_each(:queues)))
+   AND iif(
+       :queues IS NULL,
+       substr(queue, 1, length(:internal)) <> :internal,
+       queue IN (SELECT value FROM json_each(:queues))
+   )
    AND (:states IS NULL OR state IN (SELECT value FROM json_each(:states)))
 -- include: conditions
  ORDER BY seq DESC

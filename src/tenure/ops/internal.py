@@ -1,0 +1,158 @@
+"""Tenure's own tasks: makes their jobs, and serves their queues in consoles and in workers with `--internal`."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from msgspec import structs
+
+from tenure.client.codec import JsonCodec
+from tenure.client.decorators import TaskDeclaration
+from tenure.client.encoder import CallEncoder
+from tenure.client.migration import versions
+from tenure.client.storage_client import StorageClient
+from tenure.client.task import AppServices, Task
+from tenure.client.value_types import ValueTypes
+from tenure.clock import entropy
+from tenure.core.duration import micros
+from tenure.core.exponential_delay import ExponentialDelay
+from tenure.core.internal import INTERNAL, INTERNAL_QUEUES
+from tenure.core.job import NewJob
+from tenure.core.lifecycle import State
+from tenure.errors import StorageError
+from tenure.events.bus import Handlers
+from tenure.maintenance.reaper import Sweeper
+from tenure.ops.access import StorageAccess
+from tenure.options import TaskOptions, Timing
+from tenure.options.tasks import CallOptions
+from tenure.runtime import Runtime
+from tenure.storage.protocol import Query, Storage
+from tenure.worker.worker import Worker
+
+logger = logging.getLogger("tenure.internal")
+
+CONCURRENCY = 10
+"""How many internal jobs one process runs at once."""
+
+DRAIN = 0.5
+"""Seconds that internal jobs get to end when their worker stops. They go on where another worker serves them."""
+
+PATIENCE = ExponentialDelay(1.0, 30.0)
+"""Delay between two starts of a worker that failed, or whose storage is unreachable."""
+
+LOOKED_AT = 100
+"""How many active jobs of internal queues one look for lost ones reads."""
+
+InternalHandler = Callable[..., Awaitable[Any]]
+
+
+@dataclass(frozen=True)
+class InternalTask:
+    """A task of ours. `handler`: returns the coroutine function of the task, for a storage."""
+
+    name: str
+    queue: str
+    options: TaskOptions
+    handler: Callable[[Storage], InternalHandler]
+
+    def bound(self, storage: Storage, timing: Timing) -> Task[..., Any]:
+        """Return the task for a worker of this storage."""
+        codec = JsonCodec()
+        encoder = CallEncoder(codec, new_id=str, logger=logger)
+        client = StorageClient(storage, lambda: storage, codec, rng=entropy(), logger=logger)
+        services = AppServices(timing, encoder, client, Handlers(), ValueTypes(None), serves_others=False)
+        task = TaskDeclaration(self.name, self.options, versions(1, 1)).define(self.handler(storage)).task
+        task.bind(task.binding_in(services, self.name, self.options))
+        return task
+
+    def job(self, storage: Storage, timing: Timing, *arguments: Any, options: CallOptions) -> NewJob:
+        """Return a new job of the task, which no caller has enqueued yet."""
+        call = self.bound(storage, timing).options(**options).call(*arguments)
+        return structs.replace(call.job, queue=self.queue)
+
+
+@dataclass
+class InternalWorker:
+    """Serves the internal queues in the running event loop, from `start` to `stop`.
+
+    `access`: returns the storage, open. If it is unreachable, this tries again. It recovers internal jobs whose process
+    died even if no reaper runs, because an operator must be able to act when all workers are down.
+    """
+
+    access: Callable[[], Awaitable[StorageAccess]]
+    tasks: Sequence[InternalTask]
+    _serving: asyncio.Task[None] | None = field(default=None, init=False)
+
+    def start(self) -> None:
+        """Begin to serve. Idempotent."""
+        if self._serving is None:
+            self._serving = asyncio.create_task(self._serve(), name="tenure internal queues")
+
+    async def stop(self) -> None:
+        """Claim no more and hand back what runs. Idempotent."""
+        serving, self._serving = self._serving, None
+        if serving is not None:
+            serving.cancel()
+            await asyncio.wait([serving])
+
+    async def __aenter__(self) -> Self:
+        self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    async def _serve(self) -> None:
+        failures, rng = 0, entropy()
+        while True:
+            try:
+                await self._work()
+                failures = 0
+            except Exception as error:
+                failures += 1
+                if failures == 1:
+                    unexpected = None if isinstance(error, StorageError | OSError) else error
+                    logger.warning("cannot serve internal queues, trying again: %r", error, exc_info=unexpected)
+            await asyncio.sleep(PATIENCE.rest(failures or 1, rng))
+
+    async def _work(self) -> None:
+        access = await self.access()
+        runtime = self._runtime(access)
+        worker = Worker(runtime, queues=INTERNAL_QUEUES, concurrency=CONCURRENCY, drain=DRAIN)
+        try:
+            await worker.start()
+            async with asyncio.TaskGroup() as group:
+                recovery = group.create_task(_recover(runtime))
+                await worker.wait()
+                recovery.cancel()
+        finally:
+            await worker.stop()
+
+    def _runtime(self, access: StorageAccess) -> Runtime:
+        return Runtime(
+            app=INTERNAL.rstrip("."),
+            storage=access.storage,
+            tasks={task.name: task.bound(access.storage, access.timing) for task in self.tasks},
+            codec=JsonCodec(),
+            event_handlers=Handlers(),
+            timing=access.timing,
+            logger=logger,
+        )
+
+
+async def _recover(runtime: Runtime) -> None:
+    """Sweep if an internal job should have been recovered by a reaper and was not."""
+    sweeper, timing, storage = Sweeper(runtime, runtime.owner(), None), runtime.timing, runtime.storage
+    late = micros(timing.grace + 2 * timing.sweep)
+    while True:
+        await asyncio.sleep(timing.beat.total_seconds())
+        with contextlib.suppress(StorageError, OSError):
+            active = Query(queues=INTERNAL_QUEUES, states=(State.ACTIVE,), limit=LOOKED_AT)
+            ends = [job.lease_until for job in (await storage.find(active)).jobs if job.lease_until]
+            if ends and min(ends) + late < (await storage.survey(INTERNAL_QUEUES)).now:
+                logger.info("no reaper recovers the jobs of internal queues; sweeping once")
+                while await sweeper.turn() == 0:
+                    continue
