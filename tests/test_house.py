@@ -44,6 +44,7 @@ FLOORS: dict[str, int] = {
     "client": 5,
     "http": 5,
     "runtime": 6,
+    "webhooks": 6,
     "maintenance": 7,
     "health": 7,
     "worker": 8,

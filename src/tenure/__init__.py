@@ -114,6 +114,7 @@ from tenure.options import (
     Unique,
 )
 from tenure.options.schedules import All
+from tenure.webhooks.declaration import Webhook
 
 if TYPE_CHECKING:
     from tenure.maintenance.reaper import Reaper
@@ -244,6 +245,7 @@ __all__ = [
     "UnknownScheduleError",
     "UnknownTaskError",
     "UsageError",
+    "Webhook",
     "Worker",
     "WorkerDied",
     "WorkerFailed",

@@ -64,6 +64,7 @@ from tenure.runtime import Runtime
 from tenure.storage.connections import recognise
 from tenure.storage.protocol import EnqueueResult, Storage
 from tenure.storage.urls import locate, read
+from tenure.webhooks.declaration import Webhook, webhooks_by_name
 
 if TYPE_CHECKING:
     from tenure.worker.scoreboard import Scoreboard
@@ -92,6 +93,7 @@ class Tenure(Decorators):
     enters it before its first claim and leaves it after its last run; the value that it yields is
     `current_job().state`. `outbox`: the PostgreSQL database or the SQLite file of your own transactions, if the queue
     is elsewhere. A call with `options(tx=...)` is stored there, in the table `tenure_outbox`, and workers enqueue it.
+    `webhooks`: where recorded events go as signed HTTP requests; see `Webhook`.
 
     Raises:
         UsageError: the URL names no storage, or an option has an invalid value. The storage is not opened yet.
@@ -115,6 +117,7 @@ class Tenure(Decorators):
         side: Callable[[str], LoopRunner] = BackgroundLoop,
         lifespan: "Lifespan | None" = None,
         outbox: str | None = None,
+        webhooks: Iterable[Webhook] = (),
     ) -> None:
         if url is not None and storage is not None:
             raise UsageError("url and storage contradict each other; give one of them")
@@ -142,6 +145,8 @@ class Tenure(Decorators):
         self._overrides: dict[Provider, Provider] = {}
         self.outbox = None if outbox is None else Outbox(outbox_database(outbox), clock=self._clock, logger=self.logger)
         """The outbox, or None."""
+        self.webhooks: Mapping[str, Webhook] = webhooks_by_name(webhooks)
+        """The webhooks, by name."""
         self._client = StorageClient(
             storage,
             lambda: locate(self._url, clock=clock),

@@ -10,12 +10,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from tenure import Retry, Tenure, current_job
+from tenure import JobFailed, Retry, Tenure, Webhook, current_job
 from tenure.console import Console
 from tenure.core.job import Owner
 from tenure.http.server import HTTPServer, ListenAddress
 from tenure.storage.protocol import ClaimRequest, LeaseRenewal, RenewRequest, WorkerInfo
 from tests.console.site import Headers, Reply, act_headers, get
+
+ALERTS = Webhook("alerts", "https://hooks.example.com/", events=(JobFailed,), secret_env="ALERTS_SECRET")
 
 HOLDER = Owner("00aa00aa00aa00aa", "web-3", "host", 77)
 
@@ -106,7 +108,7 @@ async def shop(request: pytest.FixtureRequest, tmp_path: Path, empty_database: P
         url = f"sqlite:///{tmp_path}/queue.db"
     else:
         url = "memory://"
-    app = Tenure(url)
+    app = Tenure(url, webhooks=[ALERTS])
     tasks_of(app)
     async with app:
         made = Shop(app, await fill(app))

@@ -474,7 +474,14 @@ async def test_a_schedule_is_paused_resumed_triggered_and_removed(shop: Shop) ->
 
 def names_in(shop: Shop) -> dict[str, str]:
     """Return names with which the paths of all acts exist."""
-    return {"queue": "mail", "id": shop.jobs["delayed"], "task": "charge", "worker": "web-3", "schedule": "hourly"}
+    return {
+        "queue": "mail",
+        "id": shop.jobs["delayed"],
+        "task": "charge",
+        "worker": "web-3",
+        "schedule": "hourly",
+        "webhook": "alerts",
+    }
 
 
 def body_of(route: Route) -> dict[str, Any]:
@@ -486,6 +493,7 @@ def body_of(route: Route) -> dict[str, Any]:
         "change_queue": {"paused": True},
         "change_task": {"paused": True},
         "set_concurrency": {"concurrency": 2},
+        "redeliver": {"id": "msg_1"},
     }
     return bodies.get(route.name, {})
 
@@ -524,7 +532,14 @@ async def test_each_act_names_the_user_and_the_role(shop: Shop) -> None:
     assert len(found) == len(ACTS)
     assert {(act.actor, act.role, act.via, act.reason) for act in found} == {("ann", "admin", "api", "a test")}
     assert all(act.verdict and act.done and act.asked for act in found)
-    assert {act.action.partition(".")[0] for act in found} == {"jobs", "queues", "tasks", "workers", "schedules"}
+    assert {act.action.partition(".")[0] for act in found} == {
+        "jobs",
+        "queues",
+        "tasks",
+        "workers",
+        "schedules",
+        "webhooks",
+    }
 
 
 # ── users of some queues ──────────────────────────────────────────────────────────────────────────────────────────────

@@ -44,6 +44,7 @@ MISTAKES = [
     Mistake("/api", "unknown-route", None, "the API begins at /api/v1/meta"),
     Mistake("/api/v1", "unknown-route", None, "/api/v1/openapi.json lists all"),
     Mistake("/api/v1/job", "unknown-route", None, "did you mean '/jobs'"),
+    Mistake("/api/v1/webhooks/alert", "unknown-webhook", "/path/webhook", "did you mean 'alerts'?"),
     Mistake("/api/v1/queues/", "unknown-route", None, "did you mean '/queues'"),
     Mistake("/api/v1/queues/mail", "method-not-allowed", None, "use GET or HEAD or PATCH", method="DELETE"),
     Mistake("/api/v1/jobs?lmit=5", "unknown-parameter", "/query/lmit", "did you mean 'limit'?"),

@@ -36,6 +36,7 @@ async def names_of(shop: Shop, route: Route) -> dict[str, str]:
         "worker": HOLDER.id,
         "schedule": "hourly",
         "fault": groups[0]["fault"],
+        "webhook": "alerts",
     }
     return {name: known[name] for name in route.names}
 

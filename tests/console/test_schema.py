@@ -13,7 +13,7 @@ from hypothesis.errors import Unsatisfiable
 
 from tenure import Tenure
 from tenure.console import Console, User
-from tests.console.conftest import HOLDER, fill, tasks_of
+from tests.console.conftest import ALERTS, HOLDER, fill, tasks_of
 from tests.console.site import call, path_to
 
 pytestmark = pytest.mark.thorough
@@ -28,7 +28,7 @@ def everyone(request: object) -> User:
 
 async def opened() -> tuple[Console, dict[str, list[str]]]:
     """Return a console with jobs in all states, and names that exist, as they stand in a path."""
-    app = Tenure("memory://")
+    app = Tenure("memory://", webhooks=[ALERTS])
     tasks_of(app)
     jobs = await fill(app)
     console = Console(app, auth=everyone)
@@ -39,6 +39,7 @@ async def opened() -> tuple[Console, dict[str, list[str]]]:
         "task": ["mail.send", "charge"],
         "worker": [HOLDER.id, "web-3"],
         "schedule": ["hourly"],
+        "webhook": ["alerts"],
         "fault": [group["fault"] for group in groups],
         "operation": ["none"],
     }

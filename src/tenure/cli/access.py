@@ -51,6 +51,7 @@ def reach(session: CommandSession, *, auto_migrate: bool = False) -> StorageAcce
             {**app.declared, **app.tasks},
             frozenset(app.tasks),
             app.outbox,
+            app.webhooks,
         )
     url = session.url or session.fallback or DEFAULT_URL
     return StorageAccess(shared(locate(url, auto_migrate=auto_migrate)), JsonCodec().decode, Timing())

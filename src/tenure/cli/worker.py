@@ -30,7 +30,7 @@ from tenure.http.server import HTTPServer
 from tenure.maintenance.reaper import Reaper
 from tenure.ops.access import StorageAccess
 from tenure.ops.internal import InternalWorker
-from tenure.ops.internal_tasks import INTERNAL_TASKS
+from tenure.ops.internal_tasks import internal_worker
 from tenure.ops.names import known_names
 from tenure.options.timing import DRAIN
 from tenure.supervisor.overview import Overview
@@ -158,7 +158,9 @@ class WorkerOptions:
     metavar="N",
     help="Prefetch at most N jobs while jobs are short; 0 for none.",
 )
-@click.option("--internal", is_flag=True, help="Also carry out bulk operations, as each console does.")
+@click.option(
+    "--internal", is_flag=True, help="Also carry out bulk operations and send webhooks, as each console does."
+)
 @click.option(
     "--loop",
     type=click.Choice(LOOPS),
@@ -318,9 +320,9 @@ async def _work(
 
 def _internal(app: Tenure) -> InternalWorker:
     async def access() -> StorageAccess:
-        return StorageAccess(await app.opened(), app.codec.decode, app.timing)
+        return StorageAccess(await app.opened(), app.codec.decode, app.timing, webhooks=app.webhooks)
 
-    return InternalWorker(access, INTERNAL_TASKS)
+    return internal_worker(access)
 
 
 async def _warn_of_unknown_queues(app: Tenure, queues: tuple[str, ...]) -> None:

@@ -2,10 +2,15 @@
 
 from tenure.console import bodies, operations, records, writes
 from tenure.console.problems import ProblemName
-from tenure.console.routes import Route
+from tenure.console.routes import LIMIT, Route
 from tenure.ops.bulk import OperationView
-from tenure.ops.views import QueueSettingsView, RevisedView, ScheduleView, TriggeredView
+from tenure.ops.views import QueueSettingsView, RefView, RevisedView, ScheduleView, TriggeredView
+from tenure.ops.webhooks import WebhookTrialView, WebhookView
 from tenure.ops.workers import OrderedView
+from tenure.webhooks import request as webhook_request
+
+TESTED_WITHIN = LIMIT + webhook_request.LIMIT
+"""Seconds that the test of a webhook may take: those of other acts, and those of its request."""
 
 _JOB: tuple[ProblemName, ...] = ("unknown-job", "wrong-state", "changed")
 _NEW_JOB: tuple[ProblemName, ...] = ("throttled", "invalid-parameter")
@@ -174,6 +179,44 @@ ACTS = [
         records.RemovedSchedule,
         body=bodies.ReasonBody,
         problems=("unknown-schedule",),
+    ),
+    Route(
+        "POST",
+        "/webhooks/{webhook}/test",
+        "operate",
+        writes.test_webhook,
+        WebhookTrialView,
+        body=bodies.ReasonBody,
+        problems=("unknown-webhook",),
+        limit=TESTED_WITHIN,
+    ),
+    Route(
+        "POST",
+        "/webhooks/{webhook}/redeliver",
+        "operate",
+        writes.redeliver,
+        RefView,
+        body=bodies.RedeliverBody,
+        headers=("Idempotency-Key",),
+        problems=("unknown-webhook", "unknown-job", "wrong-state", "invalid-parameter"),
+    ),
+    Route(
+        "POST",
+        "/webhooks/{webhook}/pause",
+        "operate",
+        writes.pause_webhook,
+        WebhookView,
+        body=bodies.ReasonBody,
+        problems=("unknown-webhook",),
+    ),
+    Route(
+        "POST",
+        "/webhooks/{webhook}/resume",
+        "operate",
+        writes.resume_webhook,
+        WebhookView,
+        body=bodies.ReasonBody,
+        problems=("unknown-webhook",),
     ),
 ]
 """Method, path, role, handler, answer and body of each act."""

@@ -33,8 +33,7 @@ from tenure.errors import (
 )
 from tenure.http.asgi import Headers, Receive, Scope, Send, answer, answer_in_parts, refuse_websocket
 from tenure.ops.access import StorageAccess
-from tenure.ops.internal import InternalWorker
-from tenure.ops.internal_tasks import INTERNAL_TASKS
+from tenure.ops.internal_tasks import internal_worker
 from tenure.ops.slow_runs import Slow
 
 logger = logging.getLogger("tenure.console")
@@ -85,7 +84,7 @@ class AdminAPI:
         self._table = table
         self._slow = Slow()
         self._live = LiveEvents(self._redactor)
-        self._internal = InternalWorker(access, INTERNAL_TASKS)
+        self._internal = internal_worker(access)
 
     def start(self) -> None:
         """Serve the internal queues in this event loop, unless this console is read-only. Idempotent."""

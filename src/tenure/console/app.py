@@ -47,6 +47,7 @@ class Console(AdminAPI):
                 {**app.declared, **app.tasks},
                 frozenset(app.tasks),
                 app.outbox,
+                app.webhooks,
             )
 
         super().__init__(access, auth=auth, read_only=read_only, payloads=payloads, redact=redact)

@@ -60,6 +60,12 @@ class RetainBody(JobBody, frozen=True, kw_only=True, forbid_unknown_fields=True)
     ttl: Annotated[Span, Meta(description="The job is kept for this time from now: `1d`, or a number of seconds.")]
 
 
+class RedeliverBody(ReasonBody, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The delivery whose message is sent again."""
+
+    id: Annotated[str, Meta(description="The id of the delivery.")]
+
+
 class EnqueueBody(ReasonBody, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A call of a task."""
 

@@ -11,6 +11,7 @@ from tenure.core.job import Ref
 from tenure.core.schedule import Schedule
 from tenure.errors import UsageError
 from tenure.ops.names import KnownNames
+from tenure.ops.webhook_service import BoundWebhook
 from tenure.ops.workers import UnknownWorkerError, find_worker
 from tenure.storage.protocol import QueueSurvey, Survey, WorkerSurvey
 
@@ -117,6 +118,15 @@ async def worker_of(call: ApiCall) -> tuple[Survey, WorkerSurvey]:
     except UsageError as error:
         parts = [ProblemPart("/path/worker", str(error))]
         raise from_message("invalid-parameter", str(error), errors=parts) from error
+
+
+def webhook_of(call: ApiCall) -> BoundWebhook:
+    """Return the webhook in the path. A user who sees some queues only sees no webhooks, since they are about all."""
+    known = {} if call.narrowed else call.access.webhooks
+    name = call.path["webhook"]
+    if name not in known:
+        raise unknown_name("unknown-webhook", "webhook", name, sorted(known))
+    return BoundWebhook.of(known[name], call.access.storage, call.access.timing)
 
 
 async def schedule_of(call: ApiCall) -> tuple[Schedule, int]:

@@ -17,6 +17,7 @@ from tenure.console.lookups import queue_of as _queue
 from tenure.console.lookups import ref_of as _ref
 from tenure.console.lookups import schedule_of as _schedule
 from tenure.console.lookups import survey_of as _survey
+from tenure.console.lookups import webhook_of as _webhook_of
 from tenure.console.lookups import worker_of as _worker
 from tenure.console.patches import queue_tag, task_settings, task_tag
 from tenure.console.problems import ProblemError, ProblemPart, bad_parameter, from_message, unknown_name
@@ -27,6 +28,8 @@ from tenure.console.records import (
     SIFTED,
     AuditQuery,
     DeadGroupsQuery,
+    DeliveriesQuery,
+    DeliveriesView,
     EventsQuery,
     FiguresParameters,
     JobEventsQuery,
@@ -48,6 +51,7 @@ from tenure.console.records import (
     TicksQuery,
     TicksView,
     UserView,
+    WebhooksView,
 )
 from tenure.console.routes import ApiCall
 from tenure.core.backlog import Backlog, Thresholds
@@ -56,6 +60,7 @@ from tenure.core.document import decode_document
 from tenure.core.duration import Duration, duration, instant, micros, moment
 from tenure.core.events import AnyEvent
 from tenure.core.filter_text import JobConditions, NamePattern, exact_names, parse_filter
+from tenure.core.internal import is_internal
 from tenure.core.job import Ref
 from tenure.core.published import PublishedTask
 from tenure.core.suggestion import alternatives, close_to, did_you_mean
@@ -88,6 +93,7 @@ from tenure.ops.views import (
     task_rates_view,
     tick_view,
 )
+from tenure.ops.webhooks import WebhookView, delivery_views, webhook_view
 from tenure.ops.workers import ListedWorker, listed_worker, stacks
 from tenure.storage.cursors import recorded_within
 from tenure.storage.protocol import ActsQuery, Survey
@@ -117,7 +123,7 @@ async def meta(call: ApiCall, query: Struct) -> MetaView:
         ),
         read_only=call.read_only,
         payloads=call.payloads,
-        features=("reads", "acts", "operations"),
+        features=("reads", "acts", "operations", "webhooks"),
         limits=LimitsView(jobs=JOBS_MOST, events=EVENTS_MOST, looks=LOOKS),
     )
 
@@ -192,7 +198,8 @@ async def tasks(call: ApiCall, query: Struct) -> TasksView:
     """List the tasks that a worker, a schedule, a setting or the app names, or that a worker has published."""
     found = await _survey(call)
     published = {task.name: task for task in await call.access.storage.published() if call.user.sees(task.queue)}
-    names = sorted({*_known(call, found).tasks, *published})
+    # An internal task is shown if it is named.
+    names = sorted(name for name in {*_known(call, found).tasks, *published} if not is_internal(name))
     return TasksView(tasks=[_task(call, found, name, published.get(name)) for name in names])
 
 
@@ -514,3 +521,33 @@ def _invalid(field: str, value: str, known: list[str]) -> ProblemError:
     meant = [repr(name) for name in close_to(value, known)]
     remedy = f"did you mean {alternatives(meant)}?" if meant else f"use one of {', '.join(known)}"
     return bad_parameter("invalid-parameter", field, f"{field} = {value!r} is unknown; {remedy}")
+
+
+# ── webhooks ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def webhooks(call: ApiCall, query: Struct) -> WebhooksView:
+    """List the webhooks of the app. A user who sees some queues only sees none."""
+    found = await call.access.storage.survey()
+    known = {} if call.narrowed else call.access.webhooks
+    return WebhooksView(webhooks=[webhook_view(webhook, found) for _, webhook in sorted(known.items())])
+
+
+async def webhook(call: ApiCall, query: Struct) -> WebhookView:
+    """Show a webhook."""
+    return webhook_view(_webhook_of(call).webhook, await call.access.storage.survey())
+
+
+async def webhook_deliveries(call: ApiCall, query: DeliveriesQuery) -> DeliveriesView:
+    """List the deliveries of a webhook, newest first."""
+    found, after = await _at_cursor(
+        delivery_views(
+            call.access.storage,
+            _webhook_of(call),
+            states=query.state,
+            limit=query.limit,
+            after=query.after,
+            looks=LOOKS,
+        )
+    )
+    return DeliveriesView(deliveries=found, next=after)

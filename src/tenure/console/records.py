@@ -6,10 +6,12 @@ from msgspec import Meta, Struct
 
 from tenure.console.routes import Payloads
 from tenure.console.users import Role
+from tenure.core.lifecycle import State
 from tenure.ops.job_list import JobRowView
 from tenure.ops.task_schemas import PublishedTaskView
 from tenure.ops.tasks import TaskView
 from tenure.ops.views import LogView, QueueSettingsView, RateView, ReasonView, RunView, ScheduleView, TickView
+from tenure.ops.webhooks import DeliveryView, WebhookView
 from tenure.ops.workers import ListedWorker, StackView
 from tenure.storage.protocol import ListOrder
 
@@ -111,6 +113,14 @@ class OperationsQuery(Struct, frozen=True, kw_only=True):
     """The parameters of a page of bulk operations."""
 
     limit: Annotated[int, Meta(ge=1, le=JOBS_MOST, description="How many operations a page has.")] = 50
+    after: Annotated[Cursor | None, Meta(description="`next` of the page before.")] = None
+
+
+class DeliveriesQuery(Struct, frozen=True, kw_only=True):
+    """The parameters of a list of deliveries."""
+
+    state: Annotated[tuple[State, ...], Meta(description="Only deliveries in these states: `failed`, `delayed`.")] = ()
+    limit: Annotated[int, Meta(ge=1, le=JOBS_MOST, description="How many deliveries a page has.")] = 50
     after: Annotated[Cursor | None, Meta(description="`next` of the page before.")] = None
 
 
@@ -245,6 +255,19 @@ class TaskStatusView(Struct, frozen=True, kw_only=True):
     rate: RateView | None
     declared: TaskView | None
     published: PublishedTaskView | None
+
+
+class WebhooksView(Struct, frozen=True, kw_only=True):
+    """The webhooks that the code of the app declares, by name."""
+
+    webhooks: list[WebhookView]
+
+
+class DeliveriesView(Struct, frozen=True, kw_only=True):
+    """One page of the deliveries of a webhook, newest first, and the cursor of the next page (None: the last one)."""
+
+    deliveries: list[DeliveryView]
+    next: str | None
 
 
 class TasksView(Struct, frozen=True, kw_only=True):

@@ -19,6 +19,7 @@ from tenure.ops.views import (
     QueueStatsView,
     ScheduleView,
 )
+from tenure.ops.webhooks import WebhookView
 from tenure.ops.workers import ListedWorker
 
 EXAMINED_WITHIN = 60.0
@@ -111,6 +112,17 @@ TABLE = RouteTable(
             ("invalid-cursor",),
         ),
         Route("GET", "/ops/{operation}", "read", operations.operation, OperationView, problems=("unknown-operation",)),
+        Route("GET", "/webhooks", "read", reads.webhooks, records.WebhooksView),
+        Route("GET", "/webhooks/{webhook}", "read", reads.webhook, WebhookView, problems=("unknown-webhook",)),
+        Route(
+            "GET",
+            "/webhooks/{webhook}/deliveries",
+            "read",
+            reads.webhook_deliveries,
+            records.DeliveriesView,
+            records.DeliveriesQuery,
+            ("unknown-webhook", "invalid-cursor"),
+        ),
         Route("GET", "/audit", "admin", reads.audit, ActsView, records.AuditQuery, ("invalid-cursor",)),
         *ACTS,
     ]

@@ -17,12 +17,13 @@ from tenure.console.bodies import (
     JobBody,
     QueuePatch,
     ReasonBody,
+    RedeliverBody,
     RedriveBody,
     RescheduleBody,
     RetainBody,
     TaskPatch,
 )
-from tenure.console.lookups import known_of, queue_of, ref_of, schedule_of, survey_of, worker_of
+from tenure.console.lookups import known_of, queue_of, ref_of, schedule_of, survey_of, webhook_of, worker_of
 from tenure.console.patches import (
     change_text,
     in_field,
@@ -59,11 +60,20 @@ from tenure.ops.names import unknown_targets
 from tenure.ops.revisions import REFUSALS, revised_view
 from tenure.ops.views import (
     QueueSettingsView,
+    RefView,
     RevisedView,
     ScheduleView,
     TriggeredView,
     schedule_view,
     triggered_view,
+)
+from tenure.ops.webhooks import (
+    NotRepeatableError,
+    WebhookTrialView,
+    WebhookView,
+    deliver_again,
+    delivery_of,
+    try_webhook,
 )
 from tenure.ops.workers import OrderedView, give_order
 from tenure.options.tasks import CallOptions, valid_priority
@@ -83,7 +93,8 @@ from tenure.storage.protocol import (
 LONGEST_KEY = 255
 """The greatest length of an Idempotency-Key, in characters."""
 
-make_id = JobIds(SystemClock(), entropy()).make
+_CLOCK = SystemClock()
+make_id = JobIds(_CLOCK, entropy()).make
 
 
 @asynccontextmanager
@@ -455,6 +466,55 @@ async def remove_schedule(call: ApiCall, body: ReasonBody) -> RemovedSchedule:
     async with _acting(call, "schedules.remove", found.name, body):
         await remove(call.access.storage, found.name)
     return RemovedSchedule(name=found.name)
+
+
+# ── webhooks ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_webhook(call: ApiCall, body: ReasonBody) -> WebhookTrialView:
+    """Send a test message to a webhook at once, even if it is paused, and show the answer."""
+    bound = webhook_of(call)
+    async with _acting(call, "webhooks.test", bound.webhook.name, body) as act:
+        trial = await try_webhook(bound, _CLOCK, make_id())
+        act.verdict = "done" if trial.delivered else "not delivered"
+    return trial
+
+
+async def redeliver(call: ApiCall, body: RedeliverBody) -> RefView:
+    """Send the message of a delivery again: now, if it waits for its next attempt or has ended."""
+    bound = webhook_of(call)
+    with in_field("id"):
+        named(body.id, field="id")
+    storage, name = call.access.storage, bound.webhook.name
+    new_id = idempotent_id(call, f"webhooks/{name}") or make_id()
+    async with _acting(call, "webhooks.redeliver", f"{name}/{body.id}", body) as act:
+        job = await delivery_of(storage, bound, body.id)
+        try:
+            if job is not None:
+                return await deliver_again(storage, bound, job, by=call.user.name, new_id=new_id)
+            act.verdict = "gone"
+            problem = unknown_job(f"webhook {name} has no delivery {body.id}: never made, or past its retention")
+        except NotRepeatableError as error:
+            act.verdict = "refused"
+            problem = ProblemError("wrong-state", str(error), "wait until it has ended, and look at it again")
+    raise problem
+
+
+async def pause_webhook(call: ApiCall, body: ReasonBody) -> WebhookView:
+    """Pause a webhook: its messages wait. They expire after 7 days."""
+    return await _pause_webhook(call, body, paused=True)
+
+
+async def resume_webhook(call: ApiCall, body: ReasonBody) -> WebhookView:
+    """Resume a webhook that an operator has paused, or its receiver by status 410: the messages that wait are sent."""
+    return await _pause_webhook(call, body, paused=False)
+
+
+async def _pause_webhook(call: ApiCall, body: ReasonBody, *, paused: bool) -> WebhookView:
+    webhook = webhook_of(call).webhook
+    async with _acting(call, f"webhooks.{'pause' if paused else 'resume'}", webhook.name, body):
+        await call.access.storage.tune(Target("task", webhook.task), Settings(paused=paused), by=call.user.name)
+    return await reads.webhook(call, NoQuery())
 
 
 def _invalid(field: str, message: str) -> ProblemError:

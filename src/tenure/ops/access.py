@@ -13,6 +13,7 @@ from tenure.ops.names import KnownNames, known_names
 from tenure.options import Timing
 from tenure.outbox.outbox import Outbox
 from tenure.storage.protocol import Storage, Survey
+from tenure.webhooks.declaration import Webhook
 
 _SQLITE = "sqlite:///"
 
@@ -22,7 +23,7 @@ class StorageAccess:
     """A storage, with the decoder, the timing and the outbox of its app.
 
     `tasks`: the tasks of the app, those that are only declared included; None without an app. `implemented`: the names
-    of those with a handler.
+    of those with a handler. `webhooks`: those of the app, by name.
     """
 
     storage: Storage
@@ -31,6 +32,7 @@ class StorageAccess:
     tasks: Mapping[str, Task[..., Any]] | None = None
     implemented: frozenset[str] = field(default_factory=frozenset[str])
     outbox: Outbox | None = None
+    webhooks: Mapping[str, Webhook] = field(default_factory=dict[str, Webhook])
 
     def known(self, survey: Survey) -> KnownNames:
         """Return the names that the storage and the app know."""

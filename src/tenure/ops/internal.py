@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -46,6 +46,9 @@ PATIENCE = ExponentialDelay(1.0, 30.0)
 LOOKED_AT = 100
 """How many active jobs of internal queues one look for lost ones reads."""
 
+Agent = Callable[[str], Coroutine[Any, Any, None]]
+"""Takes the owner id of a worker, and runs as long as that works."""
+
 InternalHandler = Callable[..., Awaitable[Any]]
 
 
@@ -83,7 +86,8 @@ class InternalWorker:
     """
 
     access: Callable[[], Awaitable[StorageAccess]]
-    tasks: Sequence[InternalTask]
+    tasks: Callable[[StorageAccess], Sequence[InternalTask]]
+    agents: Callable[[StorageAccess], Sequence[Agent]]
     _serving: asyncio.Task[None] | None = field(default=None, init=False)
 
     def start(self) -> None:
@@ -125,9 +129,11 @@ class InternalWorker:
         try:
             await worker.start()
             async with asyncio.TaskGroup() as group:
-                recovery = group.create_task(_recover(runtime))
+                agents = [agent(worker.owner.id) for agent in self.agents(access)]
+                background = [group.create_task(agent) for agent in (_recover(runtime), *agents)]
                 await worker.wait()
-                recovery.cancel()
+                for task in background:
+                    task.cancel()
         finally:
             await worker.stop()
 
@@ -135,7 +141,7 @@ class InternalWorker:
         return Runtime(
             app=INTERNAL.rstrip("."),
             storage=access.storage,
-            tasks={task.name: task.bound(access.storage, access.timing) for task in self.tasks},
+            tasks={task.name: task.bound(access.storage, access.timing) for task in self.tasks(access)},
             codec=JsonCodec(),
             event_handlers=Handlers(),
             timing=access.timing,
