@@ -384,6 +384,40 @@ async def test_settings_that_changed_since_they_were_read_stay(shop: Shop, path:
 
 
 @EVERY_STORAGE
+@pytest.mark.parametrize("path", [path_to("queues", "mail"), path_to("tasks", "charge")])
+async def test_a_repeated_change_of_settings_gets_the_first_answer(shop: Shop, path: str) -> None:
+    async def patch(body: object, tag: str) -> Reply:
+        headers = [("If-Match", tag), ("Idempotency-Key", "of this change")]
+        return await shop.act(path, body, method="PATCH", headers=headers)
+
+    target = path.rpartition("/")[2]
+    changes: list[dict[str, Any]] = [{"rate": "5/s", "paused": True}, {"rate": None}, {"paused": False}]
+    for number, change in enumerate(changes, 1):
+        tag = (await shop.get(path)).header("etag") or ""
+        first, again = await patch(change, tag), await patch(change, tag)
+
+        assert (first.status, again.status) == (200, 200), again.json
+        assert again.header("etag") == first.header("etag")
+        assert [again.json[field] for field in change] == [first.json[field] for field in change]
+
+        # If it is not in force any more, the caller has not seen what is.
+        assert (await shop.act(path, {"rate": f"{number}/h", "paused": True}, method="PATCH")).status == 200
+        if "rate" in change:
+            assert (await patch(change, tag)).problem == "settings-changed"
+        assert len(await acts(shop, target=target)) == 2 * number
+
+
+@EVERY_STORAGE
+async def test_a_repeated_lift_is_not_taken_for_done(shop: Shop) -> None:
+    path = path_to("queues", "mail")
+    tag = (await shop.get(path)).header("etag") or ""
+    body = {"paused": True, "lift": "*"}
+    replies = [await shop.act(path, body, method="PATCH", headers=[("If-Match", tag)]) for _ in range(2)]
+
+    assert [reply.status for reply in replies] == [200, 412]
+
+
+@EVERY_STORAGE
 async def test_a_change_between_the_reading_and_the_act_is_seen(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     storage = shop.app.storage
     record_act = storage.record_act

@@ -26,6 +26,31 @@ async def large(scope: Scope, receive: Receive, send: Send) -> None:
     await send({"type": "lifespan.shutdown.complete"})
 
 
+class Stream:
+    """Sends without an end, and tells when it has ended because the client is gone."""
+
+    def __init__(self) -> None:
+        self.ended = threading.Event()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await large(scope, receive, send)
+        try:
+            async with asyncio.TaskGroup() as group:
+                sending = group.create_task(self._send(send))
+                while (await receive())["type"] != "http.disconnect":
+                    pass
+                sending.cancel()
+        finally:
+            self.ended.set()
+
+    async def _send(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        while True:
+            await send({"type": "http.response.body", "body": b"x" * 50_000, "more_body": True})
+            await asyncio.sleep(0)
+
+
 async def ask(server: HTTPServer) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     reader, writer = await asyncio.open_connection("127.0.0.1", server.address.port)
     writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
@@ -65,3 +90,30 @@ async def test_a_client_that_receives_nothing_is_given_up(monkeypatch: pytest.Mo
         writer.close()
 
     assert got < len(BODY)
+
+
+async def test_a_client_that_stops_reading_a_stream_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "WRITE_PATIENCE", 0.2)
+    stream = Stream()
+    async with HTTPServer(stream, ListenAddress("127.0.0.1", 0), purpose="a test", protected=False) as server:
+        # The reader's buffer fills, and then it takes no more from the socket.
+        _, writer = await ask(server)
+        assert await asyncio.to_thread(stream.ended.wait, 20)
+        writer.close()
+
+
+async def test_a_slow_reader_of_a_stream_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "WRITE_PATIENCE", 1.0)
+    stream = Stream()
+    async with HTTPServer(stream, ListenAddress("127.0.0.1", 0), purpose="a test", protected=False) as server:
+        reader, writer = await ask(server)
+        got, loop = 0, asyncio.get_running_loop()
+        until = loop.time() + 3
+        while loop.time() < until and (part := await reader.read(100_000)):
+            got += len(part)
+            # Slow enough that the buffers stay full; the test lasts longer than the server waits without progress.
+            await asyncio.sleep(0.01)
+        assert not stream.ended.is_set()
+        writer.close()
+        assert await asyncio.to_thread(stream.ended.wait, 20)
+    assert got

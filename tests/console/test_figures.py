@@ -50,25 +50,30 @@ async def test_hours_are_folded_from_the_same_runs(shop: Shop) -> None:
 
 
 @pytest.mark.parametrize(
-    ("query", "remedy"),
+    ("query", "field", "remedy"),
     [
-        ("step=30s", "whole minutes"),
-        ("step=90d", "whole minutes"),
-        ("since=26h&step=1m&until=0s", ""),
-        ("since=27h&step=1m", "give a longer step"),
-        ("since=1h&until=2h", "earlier since"),
-        ("since=0001-01-01T00:00:00Z&step=30d", "earlier since"),
-        ("since=yesterday", "is not an instant"),
-        ("since=2026-05-03T10:00:00", "is not an instant"),
-        ("until=9999-12-31T23:59:59Z&step=30d", "give a longer step"),
-        ("step=soon", "is not a duration"),
+        ("step=30s", "step", "whole minutes"),
+        ("step=90d", "step", "whole minutes"),
+        ("since=27h&step=1m", "step", "give a longer step"),
+        ("since=1h&until=2h", "since", "earlier since"),
+        ("since=0001-01-01T00:00:00Z&step=30d", "since", "earlier since"),
+        ("since=yesterday", "since", "is not an instant"),
+        ("since=2026-05-03T10:00:00", "since", "is not an instant"),
+        ("until=tomorrow", "until", "is not an instant"),
+        ("until=9999-12-31T23:59:59Z&step=30d", "step", "give a longer step"),
+        ("step=soon", "step", "is not a duration"),
     ],
 )
-async def test_an_impossible_span_is_refused_with_a_remedy(shop: Shop, query: str, remedy: str) -> None:
+async def test_an_impossible_span_is_refused_with_a_remedy(shop: Shop, query: str, field: str, remedy: str) -> None:
     reply = await shop.get(f"{FIGURES}?{query}")
 
-    assert reply.status == (400 if remedy else 200), reply.body
+    assert reply.status == 400, reply.body
+    assert [part["pointer"] for part in reply.json["errors"]] == [f"/query/{field}"]
     assert remedy in reply.body.decode()
+
+
+async def test_the_minutes_of_26_hours_fit_in_one_answer(shop: Shop) -> None:
+    assert (await shop.get(f"{FIGURES}?since=26h&step=1m&until=0s")).status == 200
 
 
 async def test_figures_show_only_queues_that_the_user_may_see(shop: Shop) -> None:

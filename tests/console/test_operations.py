@@ -64,8 +64,9 @@ async def jobs(shop: Shop, **query: Any) -> list[JobRecord]:
 
 async def more(shop: Shop, count: int, *, delay: str | None = None) -> None:
     """Enqueue waiting or delayed jobs with a tag of their own."""
-    task = shop.app.find_task("mail.send").options(tags=["more"], **({"delay": delay} if delay else {}))
-    await shop.app.enqueue_many(task.call(f"reader {number}") for number in range(count))
+    task = shop.app.find_task("mail.send")
+    tagged = task.options(tags=["more"]) if delay is None else task.options(tags=["more"], delay=delay)
+    await shop.app.enqueue_many(tagged.call(f"reader {number}") for number in range(count))
 
 
 async def events_of(shop: Shop, kind: type[Any]) -> list[tuple[str, str]]:

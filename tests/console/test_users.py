@@ -23,6 +23,7 @@ from tests.console.site import call as call_app
 
 SECRETS = {role: f"{role}-0123456789abcdef" for role in ROLES}
 META = path_to("meta")
+HOST = ("host", "localhost:8787")
 
 
 def tokens(**options: Any) -> Tokens:
@@ -199,19 +200,53 @@ async def test_a_user_header_is_believed_from_its_proxy_only(
 ) -> None:
     console = Console(Tenure("memory://"), auth=ProxyAuth(peers=["10.0.0.0/24"]))
 
-    assert await status(console, headers, client and (client, 5)) == expected  # type: ignore[arg-type]
+    assert await status(console, [HOST, *headers], client and (client, 5)) == expected  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [
+        ("evil.example:8787", 403),
+        ("queue.example.com.evil.example", 403),
+        ("localhost.evil.example", 403),
+        ("", 403),
+        ("[::1", 403),
+        ("Queue.Example.com:443", 200),
+        ("queue.example.com", 200),
+        ("localhost:8787", 200),
+        ("10.0.0.9:8787", 200),
+        ("[fd00::9]:8787", 200),
+    ],
+)
+async def test_a_proxy_must_pass_on_a_known_host(host: str, expected: int) -> None:
+    """A page on the web can use a browser on the proxy's machine, after its name was made to lead to the console."""
+    console = Console(Tenure("memory://"), auth=ProxyAuth(peers=["10.0.0.0/24"], hosts=["queue.example.com"]))
+    headers = [("host", host), ("x-forwarded-user", "ann")]
+    reply = await call_app(console, META, headers=headers, client=("10.0.0.5", 5))
+
+    assert reply.status == expected
+    if expected != 200:
+        assert reply.problem == "unknown-host"
+        assert [part["pointer"] for part in reply.json["errors"]] == ["/header/host"]
+
+
+async def test_a_proxy_on_a_unix_socket_may_pass_on_any_host() -> None:
+    console = Console(Tenure("memory://"), auth=ProxyAuth(peers=["unix"]))
+    headers = [("host", "queue.example.com"), ("x-forwarded-user", "ann")]
+
+    assert (await call_app(console, META, headers=headers, client=None)).status == 200
 
 
 @pytest.mark.parametrize("scheme", ["Basic cmVhZGVyOg==", "Bearer of-the-proxy-itself"])
 async def test_credentials_for_a_proxy_do_not_use_up_the_attempts(scheme: str) -> None:
     console = Console(Tenure("memory://"), auth=[tokens(), ProxyAuth(peers=["127.0.0.1"])])
     for _ in range(WRONG_TOKENS + 2):
-        assert await status(console, [("x-forwarded-user", "ann"), ("authorization", scheme)]) == 200
+        assert await status(console, [HOST, ("x-forwarded-user", "ann"), ("authorization", scheme)]) == 200
 
 
 async def test_a_name_of_a_proxy_that_is_too_long_is_refused() -> None:
     console = Console(Tenure("memory://"), auth=ProxyAuth(peers=["127.0.0.1"]))
-    reply = await call_app(console, META, headers=[("x-forwarded-user", "a" * 2000)])
+    reply = await call_app(console, META, headers=[HOST, ("x-forwarded-user", "a" * 2000)])
 
     assert reply.problem == "invalid-parameter"
     assert [part["pointer"] for part in reply.json["errors"]] == ["/header/x-forwarded-user"]
@@ -240,6 +275,8 @@ async def test_a_proxy_gives_each_user_a_role() -> None:
         ({"peers": ["proxy"]}, "is not a network"),
         ({"peers": ["10.0.0.1"], "user": "a b"}, "is not the name of a header"),
         ({"peers": ["10.0.0.1"], "roles": {"ann": "root"}}, "role = 'root' is unknown"),
+        ({"peers": ["10.0.0.1"], "hosts": ["https://queue.example.com"]}, "is not the name of a host"),
+        ({"peers": ["10.0.0.1"], "hosts": "queue.example.com"}, "is a single text"),
     ],
 )
 def test_an_invalid_proxy_is_refused(options: dict[str, Any], message: str) -> None:

@@ -1,4 +1,4 @@
-"""What workers publish of their tasks, and jobs that are enqueued by it without the code of the app."""
+"""What workers publish of their tasks, and what a console without the code of the app knows by it."""
 
 import logging
 from collections.abc import Callable, Coroutine, Sequence
@@ -7,19 +7,18 @@ from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
-import msgspec
 import pytest
 from msgspec import Meta, Struct
 from pydantic import BaseModel
 
-from tenure import Collect, JobFilter, Retry, State, Tenure, UsageError
+from tenure import Collect, Retry, Tenure
 from tenure.client.json_schema import schema_of_arguments, schema_of_result
 from tenure.client.publication import SCHEMA_LIMIT, publication
 from tenure.client.task import Task
 from tenure.core.published import PublishedTask
-from tenure.errors import PayloadTooLargeError, StorageFullError
+from tenure.errors import StorageFullError
 from tenure.ops.schema_check import PROBLEMS, SchemaProblem, problems
-from tenure.ops.task_schemas import argument_problems, published_job, published_task
+from tenure.ops.task_schemas import argument_problems, published_task
 from tenure.storage.memory.storage import MemoryStorage
 from tenure.storage.protocol import Storage
 from tenure.testing.clock import ManualClock
@@ -27,7 +26,7 @@ from tenure.worker.task_publisher import TaskPublisher
 from tenure_testing.simulation.event_loop import SimClock, SimLoop, simulate
 from tests.flow.conftest import FAST, Harness, RunScenario
 
-DAY = 86_400
+HOUR = 3_600
 
 
 class Line(BaseModel):
@@ -64,9 +63,6 @@ def shop(app: Tenure, ran: list[Any] | None = None) -> Task[..., Any]:
         return True
 
     return charge
-
-
-ARGUMENTS = {"customer": 7, "order": {"id": 8, "lines": [{"sku": "a", "count": 2}]}}
 
 
 class RefusingStorage(MemoryStorage):
@@ -185,9 +181,9 @@ async def test_a_live_worker_renews_its_tasks_and_leaves_those_of_later_workers(
     await earlier.turn()
     clock.advance(60)
     for _ in range(40):
-        assert await later.turn() == DAY
-        assert await earlier.turn() == DAY
-        clock.advance(DAY)
+        assert await later.turn() == HOUR
+        assert await earlier.turn() == HOUR
+        clock.advance(HOUR)
 
     assert storage.calls.count(False) == 2
     assert [task.version for task in await storage.published()] == [2]
@@ -195,7 +191,7 @@ async def test_a_live_worker_renews_its_tasks_and_leaves_those_of_later_workers(
     # Without a worker of its version, a task is that of the others.
     for _ in range(3):
         await earlier.turn()
-        clock.advance(DAY)
+        clock.advance(HOUR)
 
     assert [task.version for task in await storage.published()] == [1]
 
@@ -337,36 +333,19 @@ def test_a_check_ends_however_large_and_nested_the_data_is() -> None:
     assert len(problems(["a"] * 1_000, {"items": {"type": "integer"}})) == PROBLEMS
 
 
-# ── jobs without the app's code ───────────────────────────────────────────────────────────────────────────────────────
+# ── without the app's code ───────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_job_made_of_a_published_task_runs_and_is_found_by_its_values(run_scenario: RunScenario) -> None:
-    async def scenario(harness: Harness) -> None:
-        ran: list[Any] = []
-        app = harness.app(timing=FAST)
-        charge = shop(app, ran)
-        await harness.start(app.worker(queues=["pay"]))
-        await harness.until(lambda: is_published(harness.storage))
-        task = await published_task(harness.storage, "charge")
-        assert task is not None
-        assert argument_problems(task, ARGUMENTS) == []
-        assert argument_problems(task, {"customer": "7", "order": {"id": 8, "lines": [{}]}}) == [
-            SchemaProblem("/customer", "'7' is not a whole number"),
-            SchemaProblem("/order/lines/0", "'sku' is missing"),
-        ]
+def test_arguments_are_checked_by_a_published_schema() -> None:
+    app = Tenure("memory://")
+    task, _ = publication(shop(app))
+    lacking: dict[str, Any] = {"customer": "7", "order": {"id": 8, "lines": [{}]}}
 
-        job = published_job(task, ARGUMENTS, job_id="by hand", tags=["vip"])
-        same = charge.options(id="by hand", tags=["vip"]).call(7, Order(8, [Line(sku="a", count=2)])).job
-        assert msgspec.json.decode(job.payload) == msgspec.json.decode(same.payload)
-        assert job == msgspec.structs.replace(same, payload=job.payload)
-
-        await harness.storage.enqueue([job])
-        assert await app.job("by hand", charge).result()
-        assert ran == [(7, Order(8, [Line(sku="a", count=2)]), None)]
-        page = await app.jobs.page(JobFilter(tags=["vip", "customer:7", "order.id:8"]))
-        assert [(row.id, row.state) for row in page.jobs] == [("by hand", State.COMPLETED)]
-
-    run_scenario(scenario)
+    assert argument_problems(task, {"customer": 7, "order": {"id": 8, "lines": [{"sku": "a", "count": 2}]}}) == []
+    assert argument_problems(task, lacking) == [
+        SchemaProblem("/customer", "'7' is not a whole number"),
+        SchemaProblem("/order/lines/0", "'sku' is missing"),
+    ]
 
 
 def test_a_task_whose_keys_need_the_arguments_is_enqueued_by_its_app() -> None:
@@ -378,12 +357,10 @@ def test_a_task_whose_keys_need_the_arguments_is_enqueued_by_its_app() -> None:
     @app.task(name="plain", singleton=True)
     async def plain(text: str) -> None: ...
 
-    made = {name: publication(app.find_task(name))[0] for name in ("keyed", "plain")}
-    with pytest.raises(UsageError, match="task 'keyed' cannot be enqueued without its code, which it needs for one"):
-        published_job(made["keyed"], {"customer": 7}, job_id="a")
-    assert published_job(made["plain"], {"text": "x"}, job_id="a").keys == plain.call("x").job.keys
-    with pytest.raises(PayloadTooLargeError):
-        published_job(made["plain"], {"text": "x" * 2**20}, job_id="a")
+    made = {name: publication(app.find_task(name))[0].job for name in ("keyed", "plain")}
+    assert made["keyed"] is None
+    assert made["plain"] is not None
+    assert made["plain"].keys == plain.call("x").job.keys
 
 
 def test_the_result_of_a_task_without_an_annotation_has_no_schema() -> None:

@@ -12,6 +12,7 @@ import psycopg
 import pytest
 
 from tenure import (
+    Debounce,
     JobNotFoundError,
     ProceedSending,
     SendCall,
@@ -265,6 +266,31 @@ async def test_a_call_of_a_newer_version_waits_for_a_worker_that_can_read_it(
         assert timeout.total_seconds() == 5
 
 
+@pytest.mark.postgres
+async def test_a_later_call_of_the_same_key_may_overtake_a_newer_version(
+    postgres_url: str, connection: psycopg.AsyncConnection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = Tenure(postgres_url)
+
+    @app.task(unique="one")
+    async def charge(order: int) -> None: ...
+
+    @app.task(debounce=Debounce(delay="1m"))
+    async def index(order: int) -> None: ...
+
+    async with app:
+        monkeypatch.setattr(call_format, "SINCE", {"timeout": 2})
+        newer = [await task.options(tx=connection, timeout="5s").enqueue(1) for task in (charge, index)]
+        plain = [await task.options(tx=connection).enqueue(2) for task in (charge, index)]
+        await connection.commit()
+        assert [(await job.info()).job.payload for job in plain] == [b'{"order":2}'] * 2
+
+        monkeypatch.setattr(call_format, "FORMAT", 2)
+        # The unique job stays as it is, and the debounced one gets the arguments that were read last.
+        assert [(await job.info()).job.id for job in newer] == [job.id for job in plain]
+        assert [(await job.info()).job.payload for job in plain] == [b'{"order":2}', b'{"order":1}']
+
+
 @pytest.mark.parametrize(
     "kind", marked(kind for kind in KINDS if "async" in kind and KINDS[kind][0] != "sqlite"), indirect=True
 )
@@ -374,6 +400,70 @@ async def test_calls_after_a_move_become_jobs_when_the_queue_is_moved_back(
         await app.storage.exchange(OWNER, order=ClaimRequest(("default",), 1))
         await Move(target.storage, app.storage).run()
         assert set(await ids(app)) == {first.id, second.id}
+
+
+@pytest.mark.postgres
+async def test_a_move_refuses_while_calls_of_a_newer_version_wait(
+    postgres_url: str, connection: psycopg.AsyncConnection[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app, target = Tenure(postgres_url), Tenure(f"sqlite:///{tmp_path}/target.db")
+
+    @app.task
+    async def charge(order: int) -> None: ...
+
+    async with app, target:
+        plain = await charge.enqueue(1)
+        monkeypatch.setattr(call_format, "SINCE", {"timeout": 2})
+        newer = await charge.options(tx=connection, timeout="5s").enqueue(2)
+        await connection.commit()
+        for move in (Move(app.storage, target.storage).plan, Move(app.storage, target.storage).run):
+            with pytest.raises(UsageError, match=r"1 committed calls .* by a newer version"):
+                await move()
+        assert await ids(app) == [plain.id]
+        assert not await ids(target)
+        assert await plain.state() == "waiting"
+
+        monkeypatch.setattr(call_format, "FORMAT", 2)
+        report = await Move(app.storage, target.storage).run()
+        assert (report.complete, set(await ids(target))) == (True, {plain.id, newer.id})
+
+
+@pytest.mark.postgres
+async def test_a_move_reports_calls_of_a_newer_version_that_came_meanwhile(
+    postgres_url: str, connection: psycopg.AsyncConnection[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app, target = Tenure(postgres_url), Tenure(f"sqlite:///{tmp_path}/target.db")
+
+    @app.task
+    async def charge(order: int) -> None: ...
+
+    schema = postgres_url.partition("schema=")[2]
+    async with app, target:
+        plain = await charge.enqueue(1)
+        monkeypatch.setattr(call_format, "SINCE", {"timeout": 2})
+        newer = await charge.options(tx=connection, timeout="5s").enqueue(2)
+        columns = "queue, id, at, job, format"
+        await connection.execute(f"CREATE TABLE {schema}.later AS SELECT {columns} FROM {schema}.intake".encode())
+        await connection.execute(f"DELETE FROM {schema}.intake".encode())
+        await connection.commit()
+
+        def arrives(step: str) -> None:
+            if step == "marked":
+                shell.execute(f"INSERT INTO {schema}.intake ({columns}) SELECT {columns} FROM {schema}.later".encode())
+
+        with psycopg.connect(postgres_url.partition("?")[0], autocommit=True) as shell:
+            report = await Move(app.storage, target.storage, on_step=arrives).run()
+        assert (report.newer_calls, report.complete, await ids(target)) == (1, False, [plain.id])
+        # A worker of the newer version finds that the jobs were moved: the call stays for `tenure move`.
+        monkeypatch.setattr(call_format, "FORMAT", 2)
+        await app.storage.exchange(OWNER, order=ClaimRequest(("default",), 1))
+        monkeypatch.setattr(call_format, "FORMAT", 1)
+        for move in (Move(app.storage, target.storage), Move(target.storage, app.storage)):
+            with pytest.raises(UsageError, match=r"1 committed calls .* by a newer version"):
+                await move.run()
+        monkeypatch.setattr(call_format, "FORMAT", 2)
+        await Move(target.storage, app.storage).run()
+        assert set(await ids(app)) == {plain.id, newer.id}
 
 
 @pytest.mark.postgres

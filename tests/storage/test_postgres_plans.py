@@ -3,14 +3,16 @@
 import time
 from typing import Any
 
+import msgspec
 import psycopg
 import pytest
 
+from tenure.core.job import Ref
 from tenure.core.lease import Lease
 from tenure.storage.postgres.address import read
 from tenure.storage.postgres.storage import PostgresStorage
 from tenure.storage.protocol import ClaimRequest
-from tenure_testing.conformance.helpers import settled
+from tenure_testing.conformance.helpers import settled, sweep_all
 from tests.storage.helpers import job, owner
 
 pytestmark = pytest.mark.postgres
@@ -92,6 +94,65 @@ async def test_under_an_old_snapshot_a_claim_reads_few_former_versions(postgres_
         holder.rollback()
 
 
+POLLS = 20
+"""How often workers look for jobs in a queue without any."""
+
+
+async def test_under_an_old_snapshot_an_idle_queue_is_not_read_again(postgres_url: str) -> None:
+    server, _, schema = postgres_url.partition("?schema=")
+    url = f"{postgres_url}&application_name={PROGRAM}"
+    storage, worker = PostgresStorage(read(url)), owner()
+    await storage.open()
+    with psycopg.connect(server, autocommit=True) as shell, psycopg.connect(server) as holder:
+        shell.execute(f"SET search_path = {schema}".encode())
+        shell.execute("ALTER TABLE job_live SET (autovacuum_enabled = off)")
+        holder.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        holder.execute("SELECT txid_current_snapshot()")
+        for number in range(ROUNDS):
+            await storage.enqueue([job(f"{number}-{offset}") for offset in range(CLAIMED)])
+            claimed = await storage.exchange(worker, order=ClaimRequest(("q",), CLAIMED))
+            await storage.exchange(worker, [settled(lease) for lease in claimed.leases])
+        shell.execute("UPDATE front SET began = 0")
+        await sweep_all(storage)
+        await storage.close()
+        before = rows_read(shell)
+        storage = PostgresStorage(read(url))
+        for _ in range(POLLS):
+            assert not (await storage.exchange(owner(), order=ClaimRequest(("q",), CLAIMED))).leases
+        await storage.close()
+
+        assert rows_read(shell) - before < ROUNDS * CLAIMED
+        holder.rollback()
+
+
+@pytest.mark.parametrize("state", ["waiting", "completed", "active"])
+async def test_a_front_that_hides_a_job_is_lowered_after_a_minute(postgres_url: str, state: str) -> None:
+    server, _, schema = postgres_url.partition("?schema=")
+    storage, worker = PostgresStorage(read(postgres_url)), owner()
+    await storage.open()
+    with psycopg.connect(server, autocommit=True) as shell:
+        shell.execute(f"SET search_path = {schema}".encode())
+        await storage.enqueue([job("first"), job("second")])
+        claimed = await storage.exchange(worker, order=ClaimRequest(("q",), 2 if state == "active" else 1))
+        if state == "completed":
+            await storage.exchange(worker, [settled(lease) for lease in claimed.leases])
+        await sweep_all(storage)
+        too_high = (
+            "INSERT INTO front VALUES (%s, %s, %s, 0) ON CONFLICT (queue, state) DO UPDATE SET reached = %s, began = 0"
+        )
+        shell.execute(too_high, ["" if state == "active" else "q", state, 1 << 62, 1 << 62])
+        await sweep_all(storage)
+        first = {
+            "waiting": "SELECT min(score) FROM job_live WHERE state = 'waiting'",
+            "completed": "SELECT min(finished) FROM job WHERE state = 'completed'",
+            "active": "SELECT min(started) FROM job_live WHERE state = 'active'",
+        }[state]
+        lowered = shell.execute(f"SELECT reached <= ({first}), began > 0 FROM front WHERE state = %s".encode(), [state])
+
+        assert lowered.fetchall() == [(True, True)]
+        await storage.close()
+
+
 async def test_an_enqueue_does_not_read_the_jobs_that_ended_before(postgres_url: str) -> None:
     server, _, schema = postgres_url.partition("?schema=")
     url = f"{postgres_url}&application_name={PROGRAM}"
@@ -107,3 +168,28 @@ async def test_an_enqueue_does_not_read_the_jobs_that_ended_before(postgres_url:
         await storage.close()
 
         assert rows_read(shell, "job_ended_other") < 10 * ROUNDS * CLAIMED
+
+
+async def test_calls_that_only_a_newer_version_reads_cost_no_step(postgres_url: str) -> None:
+    server, _, schema = postgres_url.partition("?schema=")
+    url = f"{postgres_url}&application_name={PROGRAM}"
+    storage = PostgresStorage(read(url))
+    await storage.open()
+    await storage.close()
+    with psycopg.connect(server, autocommit=True) as shell:
+        shell.execute(f"SET search_path = {schema}".encode())
+        columns = "queue, id, at, job, format"
+        store = f"INSERT INTO intake ({columns}) SELECT 'q', n::text, 0, %s, %s FROM generate_series(1, %s) AS n"
+        shell.execute(store.encode(), [b"of a newer version", 1_000, ROUNDS * CLAIMED])
+        before = rows_read(shell, "intake")
+        shell.execute(store.encode(), [msgspec.msgpack.encode(job("readable")), 1, 1])
+        storage, one = PostgresStorage(read(url)), owner()
+        for _ in range(POLLS):
+            claimed = await storage.exchange(one, order=ClaimRequest(("q",), CLAIMED))
+            await storage.get([Ref("q", "a job that is not there")])
+            await storage.exchange(one, [settled(lease) for lease in claimed.leases])
+        await storage.close()
+
+        assert rows_read(shell, "intake") - before < ROUNDS * CLAIMED
+        found = shell.execute("SELECT DISTINCT format FROM intake").fetchall()
+        assert found == [(1_000,)]

@@ -196,7 +196,7 @@ async def test_a_reader_that_repeats_a_page_makes_no_second_delivery(url: str) -
         page = await app.storage.events("0")
         webhook = app.webhooks["pay"]
         jobs = [bound(app).job(message_of(webhook, event)) for event in page.events if webhook.selects(event)]
-        assert [receipt.made for receipt in await app.storage.enqueue(jobs)] == ["created"] * 5
+        assert [receipt.action for receipt in await app.storage.enqueue(jobs)] == ["created"] * 5
 
         async with serving(app):
             await hooks.wait_for(5)

@@ -1,4 +1,4 @@
-"""The keeper's beats: how often they read the state of the storage's partitions, and what a failure may not do."""
+"""The keeper's beats: how often they read partitions and send figures, and what a failure may not do."""
 
 import logging
 from collections.abc import Callable
@@ -8,6 +8,7 @@ import pytest
 from msgspec import structs
 
 from tenure import Timing
+from tenure.core.figures import MINUTES, Figures, FiguresDelta, FiguresQuery
 from tenure.core.job import Owner
 from tenure.core.lease import Lease
 from tenure.core.partition import PartitionEvent
@@ -22,6 +23,7 @@ from tenure.worker.keeper import Keeper
 from tenure.worker.loop_lag import LoopMonitor
 from tenure.worker.partitions import PartitionWatch
 from tenure.worker.worker_metrics import WorkerMetrics
+from tenure_testing.conformance.helpers import settled
 from tests.core.cases import active
 
 OWNER = Owner("a" * 16, "a", "h", 1)
@@ -32,13 +34,14 @@ class CountingStorage(MemoryStorage):
 
     def __init__(self, clock: ManualClock) -> None:
         super().__init__(clock=clock)
-        self.beats = self.looks = 0
+        self.beats = self.looks = self.deltas = 0
         self.identity = "first"
         self.gone = False
 
     async def renew(self, beat: RenewRequest) -> RenewResult:
         self.beats += 1
         self.looks += beat.seen is not None
+        self.deltas += sum(isinstance(event, FiguresDelta) for event in beat.events)
         if self.gone:
             raise SchemaMismatchError("the file has no schema")
         found = await super().renew(beat)
@@ -52,6 +55,7 @@ def keeper_of(
     active_runs: ActiveRuns,
     *,
     replaced: Callable[[int], None] = lambda place: None,
+    metrics: WorkerMetrics | None = None,
 ) -> Keeper:
     events: list[PartitionEvent] = []
     logger = logging.getLogger("tenure")
@@ -66,7 +70,7 @@ def keeper_of(
         rewound=lambda place, last, ago: None,
     )
     return Keeper(
-        WorkerDeps(storage, OWNER, active_runs, clock, Random(1), logger, WorkerMetrics(MetricsRegistry())),
+        WorkerDeps(storage, OWNER, active_runs, clock, Random(1), logger, metrics or WorkerMetrics(MetricsRegistry())),
         LoopMonitor(None),
         timing=Timing(beat="5s", lease="20s"),
         info=lambda: WorkerInfo(queues=("q",)),
@@ -125,3 +129,26 @@ async def test_a_storage_that_is_gone_at_a_beat_raises_one_alarm(caplog: pytest.
 
     [alarm] = [record.message for record in caplog.records if record.levelno == logging.CRITICAL]
     assert "identity first is gone" in alarm
+
+
+async def test_beats_for_short_leases_send_figures_no_more_often() -> None:
+    clock = ManualClock()
+    storage, active_runs = CountingStorage(clock), ActiveRuns()
+    job = active()
+    lease = Lease(structs.replace(job, fence=7, stall=structs.replace(job.stall, lease=2_000_000)))
+    active_runs.add(ActiveRun(lease))
+    metrics = WorkerMetrics(MetricsRegistry())
+    keeper = keeper_of(storage, clock, active_runs, metrics=metrics)
+    done = settled(lease)
+    for _ in range(40):
+        metrics.answered([(lease.job, done, "done", 0.1)])
+        await keeper.turn()
+        clock.advance(0.5)
+
+    assert (storage.beats, storage.deltas) == (40, 4)
+
+    await keeper.last_beat()
+
+    query = FiguresQuery(since=0, until=clock.now() + MINUTES.length)
+    cells = (await storage.survey([job.queue], figures=query)).figures
+    assert sum(sum(Figures(cell.counts).ends.values()) for cell in cells) == 40

@@ -59,6 +59,13 @@ PORT = 8787
     help="Believe --proxy-user from these addresses: 10.0.0.5 or 10.0.0.0/8.",
 )
 @click.option(
+    "--proxy-host",
+    "proxy_hosts",
+    multiple=True,
+    metavar="NAME",
+    help="A name of the console that the proxy passes on as Host. Addresses and localhost need none.",
+)
+@click.option(
     "--proxy-role",
     type=click.Choice(ROLES),
     default="read",
@@ -89,6 +96,7 @@ def console(
     token_file: Path | None,
     proxy_user: str,
     proxy_peers: tuple[str, ...],
+    proxy_hosts: tuple[str, ...],
     proxy_role: str,
     read_only: bool,
     payloads: Payloads,
@@ -110,7 +118,7 @@ def console(
             raise UsageError(f"{target} has a storage of its own; give either --url or the app")
         session.app = target
     address = ListenAddress(host, port)
-    auth = _auth(token_file, proxy_user, proxy_peers, proxy_role)
+    auth = _auth(token_file, proxy_user, proxy_peers, proxy_hosts, proxy_role)
     permitted(address, protected=bool(auth), remedy="give --token-file or --proxy-peer, or listen on 127.0.0.1 only")
     access = reach(session)
     must_exist(access.storage)
@@ -141,10 +149,12 @@ async def _serve(access: StorageAccess, api: AdminAPI, address: ListenAddress) -
     logger.info("the console has stopped")
 
 
-def _auth(token_file: Path | None, header: str, peers: tuple[str, ...], role: str) -> list[Auth]:
+def _auth(
+    token_file: Path | None, header: str, peers: tuple[str, ...], hosts: tuple[str, ...], role: str
+) -> list[Auth]:
     auth: list[Auth] = []
     if token_file is not None:
         auth.append(Tokens.from_file(token_file))
     if peers:
-        auth.append(ProxyAuth(header, peers=peers, role=valid_role(role)))
+        auth.append(ProxyAuth(header, peers=peers, role=valid_role(role), hosts=hosts))
     return auth

@@ -40,7 +40,7 @@ def move(session: CommandSession, source: str, target: str, dry_run: bool, while
     and expired jobs stay. The source is marked: it gives out no jobs, and an enqueue there raises StorageMovedError
     with the new address. Safe to repeat after a kill at any point: no job is lost or runs twice. To undo it, move back.
 
-    Exits with 0 if everything has moved, 3 if jobs or schedules stay that a later run can move.
+    Exits with 0 if everything has moved, 3 if jobs, schedules or calls stay that a later run can move.
     """
     warn(quiet=session.quiet)
     report = asyncio.run(_moved(session, source, target, dry_run=dry_run, while_running=while_running, plain=plain))
@@ -141,6 +141,11 @@ def _remarks(report: MoveReport) -> list[str]:
         lines.append(f"{report.schedules_held} schedules are held: a job of theirs is active; run this command again")
     if known := sum(one.known for one in report.queues):
         lines.append(f"{known} jobs stay: the target knows their ids, or another job there holds their unique keys")
+    if report.newer_calls:
+        lines.append(
+            f"{report.newer_calls} calls of users' transactions stay: a newer version stored them; "
+            "run tenure move of that version"
+        )
     if report.clock_ahead:
         lines.append(f"the target's clock is {report.clock_ahead:+.0f} s from the source's; times move as they are")
     return lines

@@ -137,18 +137,32 @@ def _tag(paused: bool | None, *values: object) -> str:
     return f'"{hashlib.sha256(msgspec.json.encode([bool(paused), *values])).hexdigest()[:20]}"'
 
 
-def require_match(request: ConsoleRequest, tag: str) -> bool:
-    """Check the `If-Match` of a request; return True if it has one that names a tag.
+def expected_settings(request: ConsoleRequest, tag: str, settings: Settings) -> Settings | None:
+    """Return the settings that a request wants to change, by its `If-Match`; None: those in force, as they are.
 
     Raises:
-        ProblemError: it names other tags.
+        ProblemError: it wants to change others.
     """
-    wanted = [item.strip() for value in request.headers("if-match") for item in value.split(",")]
-    if not wanted or "*" in wanted:
-        return False
-    if tag not in wanted:
+    wanted = _matches(request)
+    if wanted and tag not in wanted:
         raise settings_changed(tag)
-    return True
+    return settings if wanted else None
+
+
+def is_repeated(request: ConsoleRequest, tag: str, settings: Settings, change: Settings) -> bool:
+    """Return True if a request wants to change other settings than these, but what it wants is in force.
+
+    Then it was probably carried out, and its answer was lost (RFC 9110, 13.1.1). No setting shows that `lift` was.
+    """
+    wanted = _matches(request)
+    in_force = change.lift is None and settings.agrees(settings.under(change), change)
+    return bool(wanted) and tag not in wanted and in_force
+
+
+def _matches(request: ConsoleRequest) -> list[str]:
+    """Return the tags that the `If-Match` of a request names; none if any will do."""
+    tags = [item.strip() for value in request.headers("if-match") for item in value.split(",")]
+    return [] if "*" in tags else tags
 
 
 def settings_changed(tag: str) -> ProblemError:

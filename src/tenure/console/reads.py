@@ -69,7 +69,7 @@ from tenure.health.assessment import Health, judged, state_of
 from tenure.ops.audit import ActsView, acts_view
 from tenure.ops.events import KINDS, EventsRead, events_after, shown_events, wanted_events
 from tenure.ops.examination import examine
-from tenure.ops.figures import FiguresView, figures_view
+from tenure.ops.figures import FiguresView, figures_view, require_time_between
 from tenure.ops.job_list import JobsFound, job_row, selected_jobs, selection
 from tenure.ops.jobs import detail_of, reasons_of
 from tenure.ops.queue_stats import queue_stats
@@ -188,6 +188,10 @@ async def figures(call: ApiCall, query: FiguresParameters) -> FiguresView:
     queues = sorted(filter(call.user.sees, wanted) if wanted else _known(call, found).queues)
     until = found.now if query.until is None else _instant(query.until, "until", found.now)
     since, step = _instant(query.since, "since", found.now), micros(_span(query.step, "step"))
+    try:
+        require_time_between(since, until)
+    except UsageError as error:
+        raise bad_parameter("invalid-parameter", "since", str(error)) from error
     try:
         return await figures_view(call.access.storage, queues, task=task, since=since, until=until, step=step)
     except UsageError as error:

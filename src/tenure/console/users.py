@@ -239,6 +239,9 @@ class ProxyAuth:
 
     The header is believed from these peers only, so they must remove it from requests of others. `"unix"` stands for
     the peers of a Unix socket.
+
+    A browser on the proxy's own machine has an address of these peers, too, and a page of another site could use it
+    after a DNS rebinding. So `Host` must be an address, `localhost`, or one of `hosts`: names that the proxy passes on.
     """
 
     def __init__(
@@ -248,13 +251,15 @@ class ProxyAuth:
         peers: Sequence[str],
         role: Role | None = "read",
         roles: Mapping[str, Role] | None = None,
+        hosts: Sequence[str] = (),
     ) -> None:
         """Name the header, the peers and the roles.
 
-        `roles`: by name of the user. `role`: of all other users; None: other users may not read.
+        `roles`: by name of the user. `role`: of all other users; None: other users may not read. `hosts`: names of this
+        console in `Host`, without a port.
 
         Raises:
-            UsageError: a peer is not a network, the header is not a name, or a role is unknown.
+            UsageError: a peer is not a network, the header or a host is not a name, or a role is unknown.
         """
         self._header = user
         if not isinstance(cast("object", user), str) or not re.fullmatch(r"[!#$%&'*+.^_`|~\w-]+", user, re.ASCII):
@@ -266,6 +271,11 @@ class ProxyAuth:
         self._peers = [_network(word) for word in words if word != "unix"]
         self._role: Role | None = None if role is None else valid_role(role)
         self._roles: dict[str, Role] = {name: valid_role(of_user) for name, of_user in (roles or {}).items()}
+        names = [str(host) for host in several(hosts, field="hosts")] if hosts else []
+        for name in names:
+            if not re.fullmatch(r"[\w.-]+", name, re.ASCII):
+                raise UsageError(f"hosts = {shown(name)} is not the name of a host; write queue.example.com")
+        self._hosts = {name.lower() for name in names}
 
     def __call__(self, request: ConsoleRequest) -> User | None:
         """Return the user that the proxy names."""
@@ -274,12 +284,26 @@ class ProxyAuth:
         name = request.header(self._header)
         if not name:
             return None
+        if request.client:
+            # A browser cannot reach a Unix socket.
+            self._require_known_host(request.header("host") or "")
         role: Role | None = self._roles[name] if name in self._roles else self._role  # noqa: SIM401 - typed
         try:
             return None if role is None else User(name, role)
         except UsageError as error:
             parts = [ProblemPart(f"/header/{self._header.lower()}", str(error))]
             raise from_message("invalid-parameter", str(error), errors=parts) from error
+
+    def _require_known_host(self, host: str) -> None:
+        name = _host_name(host)
+        if name is None or not (name in self._hosts or name == "localhost" or _is_address(name)):
+            why = f"Host = {shown(host)} is not a name that this console knows"
+            raise ProblemError(
+                "unknown-host",
+                why,
+                "name it: ProxyAuth(hosts=[...]), or tenure console --proxy-host NAME",
+                errors=[ProblemPart("/header/host", why)],
+            )
 
     def _trusts(self, client: str | None) -> bool:
         if not client:
@@ -347,10 +371,22 @@ def _is_loopback(client: str | None) -> bool:
 
 
 def _is_local_name(host: str) -> bool:
+    name = _host_name(host)
+    return name == "localhost" or _is_loopback(name)
+
+
+def _host_name(host: str) -> str | None:
+    """Return the name or the address in a `Host`, in lower case and without the port; None if it is invalid."""
     found = re.fullmatch(r"(?:\[([0-9a-fA-F:.]+)\]|([^:\[\]]+))(?::\d{1,5})?", host)
-    if found is None:
+    return None if found is None else (found[1] or found[2]).lower()
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
         return False
-    return (found[2] or "").lower() == "localhost" or _is_loopback(found[1] or found[2])
+    return True
 
 
 async def user_of(request: ConsoleRequest, auth: Iterable[Auth]) -> User | None:

@@ -26,10 +26,11 @@ from tenure.console.bodies import (
 from tenure.console.lookups import known_of, queue_of, ref_of, schedule_of, survey_of, webhook_of, worker_of
 from tenure.console.patches import (
     change_text,
+    expected_settings,
     in_field,
+    is_repeated,
     queue_change,
     queue_tag,
-    require_match,
     settings_changed,
     task_change,
     task_settings,
@@ -353,8 +354,9 @@ async def change_queue(call: ApiCall, body: QueuePatch) -> QueueSettingsView:
     change = queue_change(body)
     found, _ = await queue_of(call)
     tag = queue_tag(found)
-    expected = found.settings if require_match(call.request, tag) else None
-    await _tune(call, body, Target("queue", found.queue), change, expected)
+    if not is_repeated(call.request, tag, found.settings, change):
+        expected = expected_settings(call.request, tag, found.settings)
+        await _tune(call, body, Target("queue", found.queue), change, expected)
     return await reads.queue(call, NoQuery())
 
 
@@ -367,8 +369,9 @@ async def change_task(call: ApiCall, body: TaskPatch) -> TaskStatusView:
     if name not in known:
         raise unknown_name("unknown-task", "task", name, sorted(known))
     change, before = task_change(name, body), task_settings(found, name)
-    expected = before if require_match(call.request, task_tag(before)) else None
-    await _tune(call, body, Target("task", name), change, expected)
+    tag = task_tag(before)
+    if not is_repeated(call.request, tag, before, change):
+        await _tune(call, body, Target("task", name), change, expected_settings(call.request, tag, before))
     return await reads.task(call, NoQuery())
 
 

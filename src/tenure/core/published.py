@@ -16,8 +16,8 @@ PUBLISHED_MOST = 2_000
 PUBLISHED_KEPT = 2_592_000_000_000
 """How long a task is known after its last publication, in microseconds: 30 days."""
 
-RENEWED_WITHIN = 172_800_000_000
-"""How long a publication counts as that of a live worker, in microseconds: two days. Workers renew theirs each day."""
+RENEWED_WITHIN = 7_200_000_000
+"""How long a publication counts as that of a live worker, in microseconds: two hours. Workers renew it each hour."""
 
 
 class PublishedTask(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -52,12 +52,17 @@ class TaskSchemas(Struct, frozen=True, omit_defaults=True):
     returns: dict[str, Any] | None = None
 
 
-def replaces(digest: str, at: int, new: PublishedTask, now: int, *, renewal: bool) -> bool:
-    """Return True if a publication replaces the stored one with this digest, published at `at`, or renews it.
+def replaces(digest: str, at: int, body: str | bytes, new: PublishedTask, now: int, *, renewal: bool) -> bool:
+    """Return True if a publication replaces a stored one, or renews it.
 
-    A renewal does not replace what a worker of another version has published: that worker started later.
+    `digest`, `at`, `body`: of the stored one, which was published at `at`. While a live worker renews it, the higher
+    payload version wins, which is a whole number: in a rolling deploy, a worker of the version before may start last.
+    Of publications with the same version the later one wins; a renewal is not later than one that it differs from.
     """
-    return not renewal or digest == new.digest or not now - RENEWED_WITHIN < at <= now
+    if digest == new.digest or not now - RENEWED_WITHIN < at <= now:
+        return True
+    version = _version(body)
+    return new.version > version if new.version != version else not renewal
 
 
 def is_known(at: int, now: int) -> bool:
@@ -86,6 +91,14 @@ def decode_published(body: str | bytes, at: int, schemas: str | bytes | None = N
     """Return a task from its parts."""
     found = TaskSchemas() if schemas is None else _schemas(schemas)
     return structs.replace(_body(body), arguments=found.arguments, returns=found.returns, published=at)
+
+
+def _version(body: str | bytes) -> int:
+    try:
+        return _body(body).version
+    except msgspec.MsgspecError:
+        # A damaged one is replaced.
+        return 0
 
 
 _encode = msgspec.json.Encoder().encode

@@ -6,15 +6,21 @@
 
 So a client that sends nothing, or one byte a second, cannot lock other clients out. While a client still receives an
 answer, its time begins again.
+
+A stream has no end, so its client must go on reading: if the buffers are full and nothing leaves them within
+`WRITE_PATIENCE`, the connection is closed, too.
 """
 
 import asyncio
-from typing import cast
+from typing import Final, cast
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 PATIENCE = 5.0
 """Seconds for the whole head of a request, counted from the connection's start or from the previous answer."""
+
+WRITE_PATIENCE: Final[float] = 30.0
+"""Seconds without progress after which a connection is closed whose client has to read before more can be sent."""
 
 MOST = 256
 """The greatest number of connections; above it, the connection that has been idle for longest is closed."""
@@ -25,6 +31,7 @@ class HTTPConnection(H11Protocol):
 
     _idle: asyncio.TimerHandle | None = None
     _unsent = 0
+    _stuck: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to wait for a request; close the longest idle connection if there are too many."""
@@ -56,9 +63,20 @@ class HTTPConnection(H11Protocol):
         if self.cycle is not before:
             self._cease()
 
+    def pause_writing(self) -> None:
+        """Let the app wait until the client has read a part, and begin to wait for that, too."""
+        super().pause_writing()
+        self._await_progress()
+
+    def resume_writing(self) -> None:
+        """Let the app send again."""
+        self._cease_writing()
+        super().resume_writing()
+
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop waiting."""
         self._cease()
+        self._cease_writing()
         super().connection_lost(exc)
 
     @property
@@ -88,6 +106,23 @@ class HTTPConnection(H11Protocol):
             self._rest()
         else:
             self.give_way()
+
+    def _await_progress(self) -> None:
+        self._cease_writing()
+        self._stuck = self.loop.call_later(
+            WRITE_PATIENCE, self._end_of_write_patience, self.transport.get_write_buffer_size()
+        )
+
+    def _end_of_write_patience(self, unsent: int) -> None:
+        if self.transport.get_write_buffer_size() < unsent:
+            self._await_progress()
+        else:
+            self.give_way()
+
+    def _cease_writing(self) -> None:
+        if self._stuck is not None:
+            self._stuck.cancel()
+            self._stuck = None
 
     def _cease(self) -> None:
         if self._idle is not None:

@@ -75,18 +75,26 @@ class FiguresView(Struct, frozen=True, kw_only=True):
     points: list[FiguresPoint]
 
 
+def require_time_between(since: int, until: int) -> None:
+    """Check that there is time between two instants.
+
+    Raises:
+        UsageError: `since` is not before `until`.
+    """
+    if not 0 <= since < until:
+        raise UsageError("since must lie before until, and in 1970 or later; give an earlier since, or leave out until")
+
+
 async def figures_view(
     storage: Storage, queues: Sequence[str], *, task: str | None, since: int, until: int, step: int
 ) -> FiguresView:
     """Return the figures of some queues between two instants of the storage's clock, in steps, all in microseconds.
 
     Raises:
-        UsageError: the step is not a number of whole minutes, `since` is not before `until`, or the steps are too many.
+        UsageError: the step is not a number of whole minutes, or too short for this time. Check the instants before.
     """
     if not 0 < step <= HOURS_KEPT or step % MINUTE:
         raise UsageError('step must be whole minutes, 30 days at most; give "1m", "15m" or "6h", for example')
-    if not 0 <= since < until:
-        raise UsageError("since must lie before until, and in 1970 or later; give an earlier since, or leave out until")
     first = since - since % step
     count = -(-(until - first) // step)
     if count > POINTS_MOST:

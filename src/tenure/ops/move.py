@@ -79,8 +79,9 @@ class MoveReport(Struct, frozen=True, kw_only=True):
     """What a move did, or with `dry_run` what it would do. The addresses are without secrets.
 
     `schedules`: how many schedules moved. `schedules_held`: those that stay, because they must not fire while a job of
-    theirs is active. `clock_ahead`: by how many seconds the target's clock is ahead of the source's: instants move as
-    they are.
+    theirs is active. `newer_calls`: committed calls of users' transactions that stay, because a newer version stored
+    them during the move in a format that this one cannot read. `clock_ahead`: by how many seconds the target's clock is
+    ahead of the source's: instants move as they are.
     """
 
     source: str
@@ -89,12 +90,15 @@ class MoveReport(Struct, frozen=True, kw_only=True):
     queues: tuple[QueueMove, ...]
     schedules: int = 0
     schedules_held: int = 0
+    newer_calls: int = 0
     clock_ahead: float = 0.0
 
     @property
     def complete(self) -> bool:
-        """True if the source has no job and no schedule left that a later run could move."""
-        return not (self.schedules_held or any(one.active or one.held or one.known for one in self.queues))
+        """True if the source has no job, no schedule and no call left that a later run could move."""
+        return not (
+            self.schedules_held or self.newer_calls or any(one.active or one.held or one.known for one in self.queues)
+        )
 
 
 @dataclass
@@ -156,8 +160,8 @@ class Move:
         """Move all that can be moved; safe to repeat after any error and after a kill.
 
         Raises:
-            UsageError: workers of the source live, both are the same storage, or the source or the target takes part in
-                another move.
+            UsageError: workers of the source live, both are the same storage, the source or the target takes part in
+                another move, or a call of a user's transaction waits there that only a newer version can read.
             StorageError: a storage cannot be reached, or another process changes the same move.
         """
         taker = await self._check(await self._source.survey())
@@ -167,7 +171,10 @@ class Move:
         queues = [await self._move_queue(survey, queue, mark, taker) for queue in survey.queues]
         moved, held = await self._move_schedules(survey.schedules)
         report = await self._report(survey, [one for one in queues if _is_shown(one)])
-        return structs.replace(report, schedules=moved, schedules_held=held)
+        # After the check, a producer of a newer version may have stored some.
+        return structs.replace(
+            report, schedules=moved, schedules_held=held, newer_calls=await _newer_calls(self._source)
+        )
 
     async def _report(self, survey: Survey, queues: Sequence[QueueMove]) -> MoveReport:
         ahead = (await self._target.survey()).now - (await self._source.survey()).now
@@ -205,6 +212,10 @@ class Move:
         for queue in (await _whole_survey(target)).queues:
             if (to := queue.settings.moved_to) not in (None, source.url):
                 raise UsageError(f"the jobs of {target.url} are moved to {to}; move to that storage instead")
+            if to is not None and (calls := await _newer_calls(target)):
+                raise _newer_version(target, calls)
+        if calls := await _newer_calls(source):
+            raise _newer_version(source, calls)
         return target
 
     # ── marks ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -388,6 +399,17 @@ async def _readmit(storage: Storage, queue: str) -> None:
     if isinstance(storage, HoldsCalls):
         while await storage.readmit(queue):
             continue
+
+
+async def _newer_calls(storage: Storage) -> int:
+    return await storage.newer_calls() if isinstance(storage, HoldsCalls) else 0
+
+
+def _newer_version(storage: Storage, calls: int) -> UsageError:
+    return UsageError(
+        f"{calls} committed calls of users' transactions in {storage.url} were stored by a newer version of Tenure; "
+        "this one cannot read them, so they would stay; run tenure move of the version of the producers"
+    )
 
 
 def _needs(job: JobRecord, active: _Active) -> bool:

@@ -1,22 +1,15 @@
-"""The tasks that workers have published: shown, and enqueued without the app's code."""
+"""The tasks that workers have published, as answers show them without the app's code."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-import msgspec
-from msgspec import Struct, structs
+from msgspec import Struct
 
-from tenure.client.search_tags import SearchTags
-from tenure.client.signature import PAYLOAD_LIMIT
 from tenure.core.duration import moment
-from tenure.core.job import NewJob
 from tenure.core.published import PublishedTask
-from tenure.errors import PayloadTooLargeError, UsageError
 from tenure.ops.schema_check import SchemaProblem, problems
 from tenure.storage.protocol import Storage
-
-_encode = msgspec.json.Encoder().encode
 
 
 class JSONSchema(dict[str, Any]):
@@ -75,28 +68,3 @@ async def published_task(storage: Storage, name: str) -> PublishedTask | None:
 def argument_problems(task: PublishedTask, arguments: Mapping[str, Any]) -> list[SchemaProblem]:
     """Return what in arguments by name does not fit the published schema; nothing if the task has none."""
     return [] if task.arguments is None else problems(dict(arguments), task.arguments)
-
-
-def published_job(
-    task: PublishedTask, arguments: Mapping[str, Any], *, job_id: str, tags: Sequence[str] = ()
-) -> NewJob:
-    """Return the job of a call, with the task's own options, and the tags of its search fields after `tags`.
-
-    `arguments`: plain data by name that `argument_problems` has no objections to.
-
-    Raises:
-        UsageError: the task cannot be enqueued without its code, or a search field cannot be a tag.
-        PayloadTooLargeError: the encoded arguments take more than 1 MiB.
-    """
-    if task.job is None:
-        raise UsageError(
-            f"task {task.name!r} cannot be enqueued without its code, which it needs for one of its options (keys, "
-            "rates, unique, debounce, throttle, collect) or for its codec; enqueue it by the app"
-        )
-    payload = _encode(arguments)
-    if len(payload) > PAYLOAD_LIMIT:
-        raise PayloadTooLargeError(task.name, len(payload), PAYLOAD_LIMIT)
-    fields: Mapping[str, Any] = (task.arguments or {}).get("properties", {})
-    defaults = {name: field["default"] for name, field in fields.items() if "default" in field}
-    found = SearchTags(task.name, task.search).added(tuple(tags), {**defaults, **arguments})
-    return structs.replace(task.job, id=job_id, payload=payload, tags=found)

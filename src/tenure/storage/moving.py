@@ -49,6 +49,10 @@ class HoldsCalls(Protocol):
         """
         ...
 
+    async def newer_calls(self) -> int:
+        """Return how many committed calls `readmit` leaves, because only a newer version can read them."""
+        ...
+
 
 async def require_here(storage: Storage, queues: Sequence[str]) -> None:
     """Check that the jobs of these queues are not moved to another storage. A part that is out of reach passes.

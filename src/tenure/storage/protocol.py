@@ -869,6 +869,10 @@ class Storage(Protocol):
         that are too old to start; promote jobs that fell due; release parked jobs that have room; redrive by rule;
         trim jobs, events and figures. The record's own state guards each step, so two leaders do no harm. A chore that
         fails does not prevent the others.
+
+        Queues are promoted in the order in which the first delayed job of each fell due, and by name where these
+        instants are equal; in a queue, the job that fell due first is the first. A storage of many parts does so in
+        each part.
         """
         ...
 
@@ -917,7 +921,8 @@ class Storage(Protocol):
     async def publish(self, tasks: Sequence[PublishedTask], *, renewal: bool = False) -> None:
         """Store what a worker knows of its tasks, or renew it: the same digest is written once. Idempotent.
 
-        `renewal`: the worker has published them before, so it replaces only what no live worker has published. At most
+        Of what live workers publish, the highest version stays, and of equal versions the latest (`replaces`).
+        `renewal`: the worker has published them before, so it replaces no equal version of a live worker. At most
         `PUBLISH_LIMIT` tasks a call. A storage forgets a task after `PUBLISHED_KEPT`, and of more than
         `PUBLISHED_MOST` tasks those that were published first.
 

@@ -88,6 +88,8 @@ class Keeper:
         self._announcements: deque[Event | FiguresDelta] = deque()
         self._recorded = 0
         """The number of events, and deltas of figures, that the storage has recorded."""
+        self._figures_taken_at = -math.inf
+        """The uptime of the last beat that was given figures. Each costs a storage a row of each task and queue."""
         self._last_beat = -math.inf
         self._partitions_read_at = -math.inf
         """The uptime of the last answered beat that asked for the state of the partitions."""
@@ -172,7 +174,7 @@ class Keeper:
         Figures come with a beat of their own before it: without the worker's record, a storage cannot tell that it has
         received them before.
         """
-        events = self._announced()
+        events = self._announced(figures=True)
         while any(isinstance(event, FiguresDelta) for event in events):
             try:
                 await self._record(events, worker=self._info())
@@ -181,7 +183,7 @@ class Keeper:
             except StorageError as error:
                 # The figures are dropped then. The worker's record and its last events must not depend on them.
                 self._logger.warning("the figures of the last runs are lost: %r", error)
-            events = self._announced()
+            events = self._announced(figures=True)
         await self._record(events, last=True)
 
     async def _record(
@@ -210,7 +212,8 @@ class Keeper:
         if reports is None:
             hinted, self._hinted = self._has_unanswered_hint(runs), False
             due = [run for run in runs if self._needs_renewal(run, asked_at, every)]
-            events = self._announced()
+            # Short leases make beats more frequent, but figures need not be newer than those of other workers.
+            events = self._announced(figures=asked_at - self._figures_taken_at >= self._beat - SHORTEST)
         elif reports:
             due, events = reports, tuple[Event | FiguresDelta, ...]()
         else:
@@ -309,11 +312,12 @@ class Keeper:
         finally:
             self._metrics.called("renew", self._clock.uptime() - asked_at)
 
-    def _announced(self) -> tuple[Event | FiguresDelta, ...]:
+    def _announced(self, *, figures: bool) -> tuple[Event | FiguresDelta, ...]:
         # The main loop may add events at the same time. A deque is safe for this.
         events = [self._announcements.popleft() for _ in range(len(self._announcements))]
         # A delta that was not answered is sent again under its number, so nothing is added to it meanwhile.
-        if not any(isinstance(event, FiguresDelta) for event in events):
+        if figures and not any(isinstance(event, FiguresDelta) for event in events):
+            self._figures_taken_at = self._clock.uptime()
             delta = self._metrics.figures.take()
             events += [] if delta is None else [delta]
         return tuple(events)

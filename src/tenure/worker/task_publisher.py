@@ -15,7 +15,7 @@ from tenure.core.published import PUBLISH_LIMIT, PublishedTask
 from tenure.errors import StorageError
 from tenure.storage.protocol import Storage
 
-RENEW_EVERY = 86_400.0
+RENEW_EVERY = 3_600.0
 """Seconds between two publications of a worker. A storage forgets a task after 30 days without one."""
 
 PATIENCE = ExponentialDelay(5.0, 300.0)

@@ -35,6 +35,7 @@ SEND = PublishedTask(
 )
 BARE = PublishedTask(name="ö/bare task", queue="default", digest="b1" * 16)
 NEWER = structs.replace(SEND, version=4, digest="d2" * 16, arguments=None, returns=None)
+TENTH = structs.replace(SEND, version=10, digest="d3" * 16)
 
 
 async def listed(storage: Storage) -> list[tuple[str, int]]:
@@ -74,20 +75,49 @@ class PublishedTasksConformance(Conformance):
 
         assert await storage.published(["mail.send"]) == [structs.replace(NEWER, published=clock.now())]
 
+        other = structs.replace(NEWER, digest="d" * 32, queue="elsewhere")
+        await storage.publish([other])
+
+        assert await storage.published(["mail.send"]) == [structs.replace(other, published=clock.now())]
+
+    async def test_a_lower_version_replaces_no_higher_one_of_a_live_worker(
+        self, storage: Storage, clock: ManualClock
+    ) -> None:
+        await storage.publish([TENTH])
+        for renewal in (False, True):
+            await storage.publish([NEWER], renewal=renewal)
+
+            assert await listed(storage) == [("mail.send", 10)]
+
+        # A worker of the lower version may have been the first, and the higher one may only renew.
+        clock.advance(RENEWED_WITHIN / SECOND)
+        await storage.publish([NEWER])
+        await storage.publish([TENTH], renewal=True)
+
+        assert await listed(storage) == [("mail.send", 10)]
+
+    async def test_a_lower_version_is_published_after_a_rollback(self, storage: Storage, clock: ManualClock) -> None:
+        await storage.publish([NEWER])
+        clock.advance(RENEWED_WITHIN / SECOND - 1)
+        await storage.publish([SEND])
+
+        assert await listed(storage) == [("mail.send", 4)]
+
+        clock.advance(1)
         await storage.publish([SEND])
 
         assert await storage.published(["mail.send"]) == [structs.replace(SEND, published=clock.now())]
 
-    async def test_a_renewal_moves_the_instant_and_keeps_another_version(
+    async def test_a_renewal_moves_the_instant_and_keeps_another_digest(
         self, storage: Storage, clock: ManualClock
     ) -> None:
         await storage.publish([SEND, BARE])
         began = clock.now()
         clock.advance(60.0)
-        await storage.publish([BARE, NEWER], renewal=True)
+        await storage.publish([BARE, structs.replace(SEND, digest="d" * 32)], renewal=True)
         tasks = {task.name: task for task in await storage.published()}
 
-        assert (tasks["mail.send"].version, tasks["mail.send"].published) == (3, began)
+        assert (tasks["mail.send"].digest, tasks["mail.send"].published) == (SEND.digest, began)
         assert tasks["ö/bare task"].published == clock.now()
 
     async def test_a_renewal_stores_what_the_storage_does_not_know(self, storage: Storage) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from tenure.clock import SECOND
 from tenure.core.events import JobCancelled, JobFailed, JobStalled, LeadershipAcquired, LeadershipLost
-from tenure.core.job import FOREVER, Policy, StallTerms
+from tenure.core.job import FOREVER, Policy, Ref, StallTerms
 from tenure.core.leadership import Term
 from tenure.core.lease import REAPER_LEASE, Lease
 from tenure.core.lifecycle import State
@@ -626,6 +626,18 @@ class SweepConformance(Conformance):
 
         assert counts.get(State.WAITING) == PROMOTE_LIMIT * 2 + 50
         assert counts.get(State.DELAYED, 0) == 0
+
+    async def test_a_sweep_promotes_the_longest_overdue_queue_first(self, storage: Storage, clock: ManualClock) -> None:
+        # The queue that would come first by its name also had the job that would have been due first.
+        await enqueue(storage, new_job("cancelled", queue="a", delay=SECOND))
+        await enqueue(storage, *(new_job(str(number), queue="a", delay=3 * SECOND) for number in range(10)))
+        await enqueue(storage, *(new_job(str(number), queue="b", delay=2 * SECOND) for number in range(PROMOTE_LIMIT)))
+        await storage.revise([CancelJob(Ref("a", "cancelled"))])
+        clock.advance(3)
+        await storage.sweep(bid())
+
+        [queue] = (await storage.survey(["b"])).queues
+        assert queue.counts.get(State.WAITING) == PROMOTE_LIMIT
 
     @pytest.mark.fault("F2", "W-T2", "W-B2")
     async def test_a_sweep_reclaims_in_bounded_steps(self, storage: Storage, clock: ManualClock) -> None:

@@ -591,7 +591,8 @@ class Model(ScheduleStore):
 
     def _promote_due(self, now: int) -> int:
         promoted = 0
-        for queue, indexes in sorted(self._queues.items()):
+        for _, queue in sorted((index.delayed.head or 0, queue) for queue, index in self._queues.items()):
+            indexes = self._queues[queue]
             due = indexes.delayed.first(PROMOTE_LIMIT - promoted, until=now)
             for ref in due:
                 self._promote(self._jobs[ref], now)

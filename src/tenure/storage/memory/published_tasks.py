@@ -5,7 +5,14 @@ from collections.abc import Sequence
 from msgspec import structs
 
 from tenure.clock import Clock
-from tenure.core.published import PUBLISHED_MOST, PublishedTask, is_known, replaces, without_schemas
+from tenure.core.published import (
+    PUBLISHED_MOST,
+    PublishedTask,
+    encode_body,
+    is_known,
+    replaces,
+    without_schemas,
+)
 
 
 class PublishedTasks:
@@ -20,7 +27,9 @@ class PublishedTasks:
         now = self._clock.now()
         for task in tasks:
             stored = self._tasks.get(task.name)
-            if stored is None or replaces(stored.digest, stored.published, task, now, renewal=renewal):
+            if stored is None or replaces(
+                stored.digest, stored.published, encode_body(stored), task, now, renewal=renewal
+            ):
                 self._tasks[task.name] = structs.replace(task, published=now)
         latest = sorted(self._tasks.values(), key=lambda task: (task.published, task.name), reverse=True)
         self._tasks = {task.name: task for task in latest[:PUBLISHED_MOST] if is_known(task.published, now)}

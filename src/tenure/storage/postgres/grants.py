@@ -27,7 +27,7 @@ WORKER = (
 PRODUCER = (
     "job:sud job_live:siud job_seq:U call:siud run:sd log:sd tally:siud key:siud slot:s setting:s task:s worker:s "
     "event:sid schedule:s leader:s window:siud rate:s fair_line:siu fair_reached:siu fair_tag:siu meta:s "
-    "intake:siud answered:siud front:sud figure:siu"
+    "intake:siud answered:siud front:su figure:siu"
 )
 """What a process needs that enqueues, and reads states and results. UPDATE may be limited to columns."""
 

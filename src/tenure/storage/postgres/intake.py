@@ -94,6 +94,12 @@ def readmit(tx: Transaction, queue: str) -> bool:
     return bool(rows)
 
 
+def newer(tx: Transaction) -> int:
+    """Return how many calls that a move would make jobs of only a newer program can read."""
+    row = tx.one("intake.newer", {"format": call_format.FORMAT, "moved": StorageMovedError.__name__})
+    return 0 if row is None else int(row[0])
+
+
 def _store_all(tx: Transaction, found: Sequence[Row], enqueue: Enqueue) -> None:
     rows = [(seq, at, bytes(job)) for seq, at, job in found]
     if not rows:

@@ -180,6 +180,11 @@ class PostgresStorage:
         await self._require_open()
         return await self.care.submit(lambda tx: intake.readmit(tx, queue))
 
+    async def newer_calls(self) -> int:
+        """See `HoldsCalls.newer_calls`."""
+        await self._require_open()
+        return await self._reading.read(intake.newer)
+
     async def refused(self, call: Ref) -> str | None:
         """See `HoldsCalls.refused`."""
         await self._require_open()

@@ -110,11 +110,15 @@ class PostgresTransaction(Transaction):
         """See `Transaction.lower_fronts`."""
         self.run("front.lower", {"fronts": json_rows([(*place, value) for place, value in since.items()])})
 
-    def delete_fronts(self, began: int) -> None:
-        """See `Transaction.delete_fronts`."""
-        if self.run("front.delete", {"began": began}) and self._advanced is not None:
+    def reset_fronts(self) -> None:
+        """See `Transaction.reset_fronts`."""
+        if self.run("front.reset") and self._advanced is not None:
             # The next claim advances it at once, and not only after some claims that each read all row versions.
             self._advanced.clear()
+
+    def compute_fronts(self, began: int, margin: int, limit: int) -> None:
+        """See `Transaction.compute_fronts`."""
+        self.run("front.compute", {"began": began, "margin": margin, "limit": limit, "now": self.now})
 
     def is_fatal(self, error: Exception) -> bool:
         """See `Transaction.is_fatal`."""

@@ -38,6 +38,6 @@ def decode_all_published(reply: Any) -> list[PublishedTask]:
 
 
 def _parts(task: PublishedTask) -> tuple[str, ...]:
-    head = task.name, f"{task.digest:{DIGEST}.{DIGEST}}", encode_body(task)
+    head = task.name, str(task.version), f"{task.digest:{DIGEST}.{DIGEST}}", encode_body(task)
     schemas = encode_schemas(task)
     return head if schemas is None else (*head, schemas)

@@ -18,10 +18,10 @@ from tenure.storage.sql.transaction import Transaction
 def publish(tx: Transaction, tasks: Sequence[PublishedTask], *, renewal: bool) -> None:
     """Store each task, or renew it. Forget those that no worker has published for long."""
     names = json_names([task.name for task in tasks])
-    known = {name: (digest, at) for name, digest, at in tx.all("publish.known", {"names": names})}
+    known = {row[0]: row[1:] for row in tx.all("publish.known", {"names": names})}
     for task in tasks:
-        digest, at = known.get(task.name, ("", 0))
-        if not replaces(digest, at, task, tx.now, renewal=renewal):
+        digest, at, body = known.get(task.name, ("", 0, ""))
+        if not replaces(digest, at, body, task, tx.now, renewal=renewal):
             continue
         if digest == task.digest:
             tx.run("publish.renew", {"name": task.name, "now": tx.now})

@@ -19,7 +19,7 @@ from tenure.storage.protocol import (
 )
 from tenure.storage.sql import concurrency_keys, figures, rates, schedules, sweep_steps
 from tenure.storage.sql.columns import Row
-from tenure.storage.sql.transaction import NO_FRONT, Transaction
+from tenure.storage.sql.transaction import Transaction
 from tenure.storage.sql.transitions import read_job
 
 CLOCK_MARGIN = 10_000_000
@@ -53,7 +53,7 @@ def sweep(tx: Transaction, bid: SweepRequest, alive: Alive | None) -> SweepResul
     none: list[StalledLease] = []
     dead, recovery_failed = none, None
     if clock_set_back:
-        tx.delete_fronts(NO_FRONT)
+        tx.reset_fronts()
     suspects, runs_out = _leases(tx)
     if alive is not None:
         dead, recovery_failed = tx.savepoint(lambda: _reclaim_dead(tx, bid.owner, alive), none)
@@ -82,7 +82,7 @@ def sweep(tx: Transaction, bid: SweepRequest, alive: Alive | None) -> SweepResul
     troubles.append(tx.savepoint(lambda: sweep_steps.delete_tags(tx), None)[1])
     troubles.append(tx.savepoint(lambda: sweep_steps.delete_rates(tx), None)[1])
     troubles.append(tx.savepoint(lambda: figures.trim(tx), None)[1])
-    troubles.append(tx.savepoint(lambda: sweep_steps.delete_fronts(tx), None)[1])
+    troubles.append(tx.savepoint(lambda: sweep_steps.compute_fronts(tx, CLOCK_MARGIN), None)[1])
     nothing_due: tuple[tuple[Schedule, ...], int | None] = (), None
     (due, next_tick), no_look = tx.savepoint(lambda: schedules.due(tx), nothing_due)
     troubles.append(no_look)

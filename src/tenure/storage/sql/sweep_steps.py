@@ -40,7 +40,9 @@ _encode = msgspec.json.Encoder().encode
 _place = msgspec.json.Decoder(tuple[str, str]).decode
 
 FRONT_KEPT = 60_000_000
-"""How long the front of a queue is kept, in microseconds; then the queue is read from its beginning once."""
+FRONTS_COMPUTED = 100
+"""How long the front of a queue is trusted, in microseconds, and how many a sweep computes then: each time it reads a
+queue once from the beginning."""
 
 TRIM_QUEUES = 500
 """How many counters a sweep examines for jobs past retention."""
@@ -94,7 +96,7 @@ def expire_aged(tx: Transaction) -> int:
 
 
 def promote_due(tx: Transaction) -> int:
-    """Promote the jobs that fell due."""
+    """Promote the jobs that fell due, those of the queue with the longest overdue job first."""
     promoted = 0
     for (queue,) in tx.all("tally.queues_delayed"):
         for (seq,) in tx.all("sweep.unreachable", {"queue": queue, "limit": SWEEP_LIMIT}):
@@ -241,9 +243,9 @@ def delete_rates(tx: Transaction) -> None:
     tx.drop_rates()
 
 
-def delete_fronts(tx: Transaction) -> None:
-    """Delete old fronts; the next claims make new ones. See `Transaction.delete_fronts`."""
-    tx.delete_fronts(tx.now - FRONT_KEPT)
+def compute_fronts(tx: Transaction, margin: int) -> None:
+    """Compute old fronts from all jobs. See `Transaction.compute_fronts`."""
+    tx.compute_fronts(tx.now - FRONT_KEPT, margin, FRONTS_COMPUTED)
 
 
 def delete_windows(tx: Transaction) -> None:

@@ -218,8 +218,14 @@ class Transaction(ABC):
     def lower_fronts(self, since: Mapping[tuple[str, str], int]) -> None:  # noqa: B027  # as above
         """Write what `lower_front` recorded."""
 
-    def delete_fronts(self, began: int) -> None:  # noqa: B027  # as above
-        """Delete what `advance` recorded where it began to do so up to this instant."""
+    def reset_fronts(self) -> None:  # noqa: B027  # as above
+        """Let all queries begin at the first job again, until sweeps have computed where the jobs begin."""
+
+    def compute_fronts(self, began: int, margin: int, limit: int) -> None:  # noqa: B027  # as above
+        """Compute from all jobs what `advance` recorded, where that was last done up to this instant, the oldest first.
+
+        `margin`: how far the clock may have been set back unnoticed, in microseconds.
+        """
 
     def unfinished(self, queue: str) -> int:
         """Return the number of unfinished jobs of a queue."""

@@ -144,7 +144,7 @@ def recount(tx: Transaction) -> None:
             record_if_drained(tx, queue)
     if tx.recounted:
         # The repaired jobs may be at another place in their order.
-        tx.delete_fronts(NO_FRONT)
+        tx.reset_fronts()
     tx.recounted.clear()
     tx.flush()
 

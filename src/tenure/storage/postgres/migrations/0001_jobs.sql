@@ -318,8 +318,9 @@ CREATE INDEX tally_trim ON tally (trim_at)
 -- Where the queries of a queue that read from one end of an index begin. No ready job has a score below `reached`
 -- (state 'waiting'), and no job of an end state that retention may delete ended before it. In the row without a queue: no
 -- active job started before it. The queries would otherwise read all row versions that claims and retention have left
--- there, and while a transaction holds an old snapshot, vacuum removes none. A transaction that makes a job ready, or ends one, lowers the value behind the same gate, so it is never
--- too high. `began`: when this row was made. A sweep deletes it after a minute, as a precaution.
+-- there, and while a transaction holds an old snapshot, vacuum removes none. A transaction that makes a job ready, or ends
+-- one, lowers the value behind the same gate, so it is never too high. `began`: when a claim made this row or a sweep
+-- computed it from all jobs. As a precaution, sweeps do so once a minute.
 CREATE TABLE front (
     queue text COLLATE "C" NOT NULL,
     state text COLLATE "C" NOT NULL,
@@ -589,8 +590,12 @@ CREATE TABLE intake (
 
 ALTER TABLE intake ALTER COLUMN job SET STORAGE EXTERNAL;
 
-CREATE INDEX intake_waiting ON intake (seq)
+-- The calls that wait. Queries skip those that only a newer program can read.
+CREATE INDEX intake_waiting ON intake (format, seq)
     WHERE refused IS NULL;
+
+CREATE INDEX intake_refused ON intake (queue, id)
+    WHERE refused IS NOT NULL;
 
 -- The calls of `intake` that became no job, because one with the same unique key existed: that job, by the call's id.
 CREATE TABLE answered (

@@ -16,14 +16,30 @@ RETURNING seq;
 SELECT value FROM meta WHERE key = 'identity';
 
 -- name: waiting
--- Returns the oldest calls that wait and can be read, at most `limit`, and none after the first `bytes`.
+-- Returns the oldest calls that wait and can be read, at most `limit`, and none after the first `bytes`. It reads the oldest
+-- of each format, and none of a newer one.
+WITH RECURSIVE known (format) AS (
+       SELECT (SELECT min(format) FROM intake WHERE refused IS NULL AND format <= :format)
+       UNION ALL
+       SELECT (SELECT min(format)
+                 FROM intake
+                WHERE refused IS NULL AND format <= :format AND format > known.format)
+         FROM known
+        WHERE known.format IS NOT NULL
+)
 SELECT seq, at, job
   FROM (SELECT seq, at, job, sum(octet_length(job)) OVER (ORDER BY seq) - octet_length(job) AS before
-          FROM (SELECT seq, at, job
-                  FROM intake
-                 WHERE refused IS NULL
-                   AND format <= :format
-                 ORDER BY seq
+          FROM (SELECT oldest_of_format.seq, at, job
+                  FROM known
+                 CROSS JOIN LATERAL (
+                       SELECT seq, at, job
+                         FROM intake
+                        WHERE refused IS NULL
+                          AND intake.format = known.format
+                        ORDER BY seq
+                        LIMIT :limit
+                       ) AS oldest_of_format
+                 ORDER BY oldest_of_format.seq
                  LIMIT :limit) AS oldest) AS summed
  WHERE before < :bytes
  ORDER BY seq;
@@ -42,8 +58,19 @@ SELECT seq, at, job
  WHERE before < :bytes
  ORDER BY seq;
 
+-- name: newer
+-- Returns how many calls wait, or were refused because their queue's jobs were moved, that only a program of a newer format
+-- can read.
+SELECT (SELECT count(*) FROM intake WHERE refused IS NULL AND format > :format)
+       + (SELECT count(*)
+            FROM intake
+           WHERE refused IS NOT NULL
+             AND starts_with(refused, :moved)
+             AND format > :format);
+
 -- name: delete
-DELETE FROM intake WHERE seq IN (SELECT value::bigint FROM json_array_elements_text(:seqs::json));
+-- `seqs`: a list. As an array, so that the plan never reads all rows.
+DELETE FROM intake WHERE seq = ANY (translate(:seqs, '[]', '{}')::bigint[]);
 
 -- name: refuse
 UPDATE intake SET refused = :why WHERE seq = :seq;

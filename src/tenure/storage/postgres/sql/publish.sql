@@ -1,7 +1,7 @@
 -- publish: what workers know of their tasks: stored, renewed, and forgotten after some time.
 
 -- name: known
-SELECT name, digest, published FROM task WHERE name = ANY (names_in(:names));
+SELECT name, digest, published, body FROM task WHERE name = ANY (names_in(:names));
 
 -- name: renew
 UPDATE task SET published = :now WHERE name = :name;

@@ -42,7 +42,7 @@ UPDATE tally
    AND state IN ('completed', 'failed', 'cancelled', 'expired');
 
 -- name: queues_delayed
--- The queues that have delayed jobs, by name, with one index step per queue.
+-- The queues that have delayed jobs, with a few index steps per queue: the one whose first job falls due first is the first.
 WITH RECURSIVE found (queue) AS (
        SELECT (SELECT min(queue) FROM job_live WHERE state = 'delayed')
        UNION ALL
@@ -50,8 +50,10 @@ WITH RECURSIVE found (queue) AS (
          FROM found
         WHERE found.queue IS NOT NULL
 )
-SELECT queue FROM found WHERE queue IS NOT NULL;
-
+SELECT queue
+  FROM found
+ WHERE queue IS NOT NULL
+ ORDER BY (SELECT min(run_at) FROM job_live WHERE job_live.queue = found.queue AND state = 'delayed'), queue;
 
 -- name: queues_parked
 -- The queues that have parked jobs, by name.

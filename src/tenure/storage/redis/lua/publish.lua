@@ -6,14 +6,22 @@
 -- tasks      HASH  of each task the digest, which has 32 characters, and then all but the schemas as JSON text
 -- schemas    HASH  of each task that has any, the schemas as JSON text
 --
--- Request: {tasks, renewal}. A task is {name, digest, body[, schemas]}. Answer: nothing.
+-- Request: {tasks, renewal}. A task is {name, version, digest, body[, schemas]}. Answer: nothing.
 -- constants: PUBLISHED_KEPT, PUBLISHED_MOST, RENEWED_WITHIN
 local known, bodies, schemas = key('published'), key('tasks'), key('schemas')
 
--- A renewal does not replace what a worker that started later has published (core/published.py).
-local function replaces(name, same)
-  local at = REQUEST.renewal and not same and tonumber(call('ZSCORE', known, name) or '')
-  return not at or at <= NOW - RENEWED_WITHIN or at > NOW
+-- While a live worker renews it, the higher version wins; else the later publication (core/published.py).
+local function replaces(name, version, stored)
+  local at = tonumber(call('ZSCORE', known, name) or '')
+  if not at or at <= NOW - RENEWED_WITHIN or at > NOW then
+    return true
+  end
+  local readable, task = pcall(cjson.decode, stored)
+  local before = readable and task.version or readable and 1 or 0
+  if version == before then
+    return not REQUEST.renewal
+  end
+  return version > before
 end
 
 local function forget(names)
@@ -25,9 +33,10 @@ local function forget(names)
 end
 
 for _, task in ipairs(REQUEST.tasks) do
-  local name, digest, body, schema = unpack(task)
-  local same = string.sub(call('HGET', bodies, name) or '', 1, #digest) == digest
-  if replaces(name, same) then
+  local name, version, digest, body, schema = unpack(task)
+  local stored = call('HGET', bodies, name) or ''
+  local same = string.sub(stored, 1, #digest) == digest
+  if same or replaces(name, tonumber(version), string.sub(stored, #digest + 1)) then
     if not same then
       call('HSET', bodies, name, digest .. body)
       if schema then

@@ -1,7 +1,7 @@
 -- publish: what workers know of their tasks: stored, renewed, and forgotten after some time.
 
 -- name: known
-SELECT name, digest, published FROM tenure_task WHERE name IN (SELECT value FROM json_each(:names));
+SELECT name, digest, published, body FROM tenure_task WHERE name IN (SELECT value FROM json_each(:names));
 
 -- name: renew
 UPDATE tenure_task SET published = :now WHERE name = :name;

@@ -28,7 +28,7 @@ UPDATE tenure_tally INDEXED BY sqlite_autoindex_tenure_tally_1
    AND state IN ('completed', 'failed', 'cancelled', 'expired');
 
 -- name: queues_delayed
--- The queues that have delayed jobs, by name, with one index step per queue.
+-- The queues that have delayed jobs, with a few index steps per queue: the one whose first job falls due first is the first.
 WITH RECURSIVE found (queue) AS (
        SELECT (SELECT min(queue) FROM tenure_job INDEXED BY tenure_job_delayed WHERE state = 'delayed')
        UNION ALL
@@ -38,8 +38,16 @@ WITH RECURSIVE found (queue) AS (
          FROM found
         WHERE found.queue IS NOT NULL
 )
-SELECT queue FROM found WHERE queue IS NOT NULL;
-
+SELECT queue
+  FROM found
+ WHERE queue IS NOT NULL
+ ORDER BY (
+          SELECT min(run_at)
+            FROM tenure_job INDEXED BY tenure_job_delayed
+           WHERE tenure_job.queue = found.queue
+             AND state = 'delayed'
+          ),
+          queue;
 
 -- name: queues_parked
 -- The queues that have parked jobs, by name.

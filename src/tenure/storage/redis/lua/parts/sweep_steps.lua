@@ -35,9 +35,18 @@ function SweepSteps.expire(limit)
   return expired
 end
 
--- Promote due delayed jobs, the queue with the longest overdue one first.
+-- Promote due delayed jobs, those of the queue with the longest overdue job first.
 function SweepSteps.promote(limit)
   local promoted = 0
+  for _, queue in ipairs(up_to(key('dues'), NOW, LOOK_LIMIT)) do
+    -- An instant there is too early if the job that set it has left: the order of the queues needs the correct one.
+    local first = head_of(key('delayed', queue))
+    if first then
+      call('ZADD', key('dues'), 'GT', first, queue)
+    else
+      call('ZREM', key('dues'), queue)
+    end
+  end
   for _, queue in ipairs(up_to(key('dues'), NOW, LOOK_LIMIT)) do
     local due = Transitions.promote_due(queue, limit - promoted)
     if due > 0 then
