@@ -332,3 +332,36 @@ def test_why_names_a_paused_task(there: Terminal) -> None:
     there.run("queues", "pause", "--task", "add")
 
     assert there.read("jobs", "why", paused)[0]["cause"] == "task_paused"
+
+
+# ── all jobs that match ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@EVERYWHERE
+def test_all_jobs_that_match_are_cancelled_at_a_rate(there: Terminal) -> None:
+    added = [there.enqueue("add", number, 2) for number in range(3)]
+    other = there.enqueue("elsewhere")
+    done = there.read("jobs", "cancel", "--where", "task:add", "--rate", "100/s", "--yes")
+
+    assert (done["state"], done["count"], done["done"]) == ("done", 3, 3)
+    states = {job["id"]: job["state"] for job in there.read("jobs", "list")["jobs"]}
+    assert states == {**dict.fromkeys(added, "cancelled"), other: "waiting"}
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["cancel"], "no job is named; give ids, or a filter with --where"),
+        (["cancel", "x", "--where", ""], "--where selects the jobs; leave out the ids"),
+        (["cancel", "x", "--rate", "1/s"], "--rate belongs to --where"),
+        (["redrive", "--where", "state:odd", "--yes"], "filter, character 7: state 'odd' is unknown"),
+        (
+            ["delete", "--where", "task:add"],
+            "Delete 1 job (1 of default)? This is not a terminal to ask on; give --yes",
+        ),
+    ],
+)
+def test_an_unclear_choice_of_jobs_is_refused(there: Terminal, args: list[str], message: str) -> None:
+    there.enqueue("add", 1, 2)
+
+    assert message in there.refused("jobs", *args)

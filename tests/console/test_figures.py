@@ -28,6 +28,33 @@ async def test_figures_count_what_a_worker_has_settled(shop: Shop) -> None:
     assert (total["waited"]["count"], total["ran"]["count"]) == (3, 3)
     assert 0 < total["ran"]["p50"] <= total["ran"]["p95"] <= total["ran"]["p99"] < 60
     assert (sent["completed"], sent["failed"]) == (1, 0)
+    assert (len(found["waited"]), sum(found["waited"]), sum(found["ran"])) == (24, 3, 3)
+
+
+@EVERY_STORAGE
+async def test_the_figures_of_each_queue_are_in_one_answer(shop: Shop) -> None:
+    found = (await shop.get(f"{FIGURES}/queues?since=10m&step=5m")).json
+    none = (await shop.get(f"{FIGURES}/queues?since=2h&until=1h")).json
+    (mail,) = found["queues"]
+    counted = [point for point in mail["points"] if point is not None]
+
+    assert (mail["queue"], mail["total"]["completed"], mail["total"]["failed"]) == ("mail", 1, 2)
+    assert (found["step"], found["left_out"], len(mail["points"]) in (2, 3)) == (300.0, 0, True)
+    assert [sum(point[name] for point in counted) for name in ("ended", "failed", "stalled")] == [3, 2, 0]
+    assert all(point["waited"] > 0 for point in counted)
+    assert (none["queues"], none["left_out"]) == ([], 0)
+    assert (await shop.get(f"{FIGURES}/queues?since=3h")).problem == "invalid-parameter"
+
+
+async def test_the_queues_with_most_ends_come_first(shop: Shop) -> None:
+    for number in range(4):
+        await shop.app.find_task("mail.send").options(queue="more").enqueue("ann", password=str(number))
+    worker = shop.app.worker(queues=["more"], burst=True)
+    await worker.start()
+    await worker.wait()
+    found = (await shop.get(f"{FIGURES}/queues?limit=1")).json
+
+    assert ([queue["queue"] for queue in found["queues"]], found["left_out"]) == (["more"], 1)
 
 
 @EVERY_STORAGE

@@ -13,6 +13,7 @@ from tenure.core.events import JobCancelled, JobRedriven
 from tenure.core.internal import OPS_QUEUE
 from tenure.core.job import JobRecord
 from tenure.core.lifecycle import State
+from tenure.ops import bulk
 from tenure.storage.protocol import ActsQuery, Query
 from tests.console.conftest import EVERY_STORAGE, Shop, served
 from tests.console.site import Reply, call, get, path_to
@@ -62,11 +63,10 @@ async def jobs(shop: Shop, **query: Any) -> list[JobRecord]:
     return list((await shop.app.storage.find(Query(limit=1_000, **query))).jobs)
 
 
-async def more(shop: Shop, count: int, *, delay: str | None = None) -> None:
-    """Enqueue waiting or delayed jobs with a tag of their own."""
-    task = shop.app.find_task("mail.send")
-    tagged = task.options(tags=["more"]) if delay is None else task.options(tags=["more"], delay=delay)
-    await shop.app.enqueue_many(tagged.call(f"reader {number}") for number in range(count))
+async def more(shop: Shop, count: int) -> None:
+    """Enqueue waiting jobs with a tag of their own."""
+    task = shop.app.find_task("mail.send").options(tags=["more"])
+    await shop.app.enqueue_many(task.call(f"reader {number}") for number in range(count))
 
 
 async def events_of(shop: Shop, kind: type[Any]) -> list[tuple[str, str]]:
@@ -235,6 +235,14 @@ async def test_only_what_a_dry_run_showed_can_be_started(shop: Shop) -> None:
         assert (reply.status, reply.problem) == (409, "unconfirmed"), body
 
     assert (await shop.get(OPS)).json["operations"] == []
+
+
+async def test_a_count_that_takes_too_long_is_refused(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bulk, "PAGE", 2)
+    monkeypatch.setattr(bulk, "COUNTED_WITHIN", 0.0)
+    reply = await shop.act(OPS, {"action": "cancel", "filter": "", "dry_run": True})
+
+    assert (reply.status, reply.problem) == (422, "too-many-jobs")
 
 
 @EVERY_STORAGE

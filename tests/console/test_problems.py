@@ -214,13 +214,14 @@ async def test_the_other_problems_are_about_users() -> None:
 OF_ACTS = [
     *("not-json", "slow-body", "body-too-large", "invalid-json", "invalid-body", "unknown-field"),
     *("changed", "wrong-state", "key-held", "settings-changed", "key-reused", "throttled", "not-audited"),
+    *("unconfirmed", "unknown-operation", "too-many-jobs"),
 ]
-"""The problems of acts; test_acts.py and test_bodies.py show each."""
+"""The problems of acts; test_acts.py, test_bodies.py and test_operations.py show each."""
 
 
 def test_each_problem_has_a_test() -> None:
     elsewhere = {"too-many-streams", "storage-unavailable", "storage-refused", "timeout", "internal", "read-only"}
-    of_users = {"unauthorized", "forbidden", "too-many-attempts"}
+    of_users = {"unauthorized", "forbidden", "too-many-attempts", "unknown-host"}
     of_acts = {*OF_ACTS}
 
     assert {mistake.name for mistake in MISTAKES} | elsewhere | of_users | of_acts == set(PROBLEMS)

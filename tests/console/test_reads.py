@@ -38,7 +38,16 @@ async def names_of(shop: Shop, route: Route) -> dict[str, str]:
         "fault": groups[0]["fault"],
         "webhook": "alerts",
     }
+    if "operation" in route.names:
+        known["operation"] = await operation(shop)
     return {name: known[name] for name in route.names}
+
+
+async def operation(shop: Shop) -> str:
+    """Start a bulk operation that selects no job; return its id."""
+    plan = {"action": "cancel", "filter": "id:none"}
+    confirm = (await shop.act(path_to("ops"), {**plan, "dry_run": True})).json["confirm"]
+    return str((await shop.act(path_to("ops"), {**plan, "confirm": confirm})).json["operation"]["id"])
 
 
 @EVERY_STORAGE
@@ -106,6 +115,17 @@ async def test_a_filter_by_id_and_by_fault_finds_the_job(shop: Shop) -> None:
     assert {row["id"] for row in same} == {shop.jobs["failed"], shop.jobs["failed too"]}
     assert (group["count"], group["error"]) == (2, "ValueError")
     assert failed["error"] == {"type": "ValueError", "message": "no route to 1, password=hunter2"}
+
+
+@EVERY_STORAGE
+async def test_a_fault_counts_by_hour_when_its_jobs_failed(shop: Shop) -> None:
+    (failed,) = (await shop.get(f"{path_to('jobs')}?filter=id:{shop.jobs['failed']}")).json["jobs"]
+    found = (await shop.get(f"{path_to('dead', 'groups', failed['fault'])}/hours")).json
+    other = (await shop.get(f"{path_to('dead', 'groups', '0' * 12)}/hours")).json
+
+    assert (len(found["hours"]), found["hours"][-1], sum(found["hours"])) == (48, 2, 2)
+    assert (found["short"], sum(other["hours"])) == (False, 0)
+    assert (await shop.get(f"{path_to('dead', 'groups', 'x')}/hours")).problem == "unknown-fault"
 
 
 @EVERY_STORAGE

@@ -11,7 +11,7 @@ import pytest
 import tenure.console
 from tenure import Tenure
 from tenure.console import Console
-from tenure.console.pages import POLICY
+from tenure.console.pages import POLICY, static_files
 from tests.console.site import Reply, call
 
 STATIC = Path(tenure.console.__file__).parent / "static"
@@ -114,9 +114,27 @@ async def test_the_mount_point_without_a_slash_leads_to_the_one_with_it(root: st
 
 
 def test_all_files_together_are_small() -> None:
-    sent = [path for path in FILES if path.suffix in (".js", ".css", ".html", ".svg")]
+    sent = [file.packed for name, file in static_files()[1].items() if name.endswith((".js", ".css", ".svg"))]
 
-    assert sum(len(gzip.compress(path.read_bytes())) for path in sent) <= MOST
+    assert sum(map(len, [*sent, gzip.compress((STATIC / "index.html").read_bytes())])) <= MOST
+
+
+def test_files_are_sent_without_comments_and_keep_their_lines() -> None:
+    sent = static_files()[1]
+    for path in OURS:
+        if path.suffix not in (".js", ".css"):
+            continue
+        pairs = list(
+            zip(
+                path.read_text().split("\n"),
+                sent[path.relative_to(STATIC).as_posix()].body.decode().split("\n"),
+                strict=True,
+            )
+        )
+        assert all(left in ("", line.lstrip(" ")) for line, left in pairs), path
+        gone = [line.strip() for line, left in pairs if line.strip() and not left]
+        assert all(line.startswith(("//", "/*", "*")) for line in gone), path
+    assert sent["vendor/preact.js"].body == (VENDOR / "preact.js").read_bytes()
 
 
 @pytest.mark.parametrize("path", OURS, ids=lambda path: path.name)

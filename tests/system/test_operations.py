@@ -20,6 +20,8 @@ from tenure import Tenure
 from tenure.core.events import JobCancelled, JobRedriven
 from tenure.core.internal import OPS_QUEUE
 from tenure.core.lifecycle import State
+from tenure.ops.bulk import BulkOperation
+from tenure.ops.bulk_run import operation_job
 from tenure.storage.protocol import ActsQuery, CancelJob, Query
 from tests.amounts import FULL, amount
 from tests.console.site import act_headers, get, path_to
@@ -131,6 +133,32 @@ async def test_a_console_killed_again_and_again_changes_each_job_once(
         chunks = [act for act in acts if act.action == "ops.chunk"]
         assert sum(act.count or 0 for act in chunks if act.verdict == "done") == report["done"]
         assert [(act.verdict, act.count) for act in acts if act.action == f"ops.{action}"] == [("done", report["done"])]
+
+
+@pytest.mark.parametrize("more", [(), ("--no-supervisor",)])
+async def test_a_worker_carries_out_operations_if_it_is_asked_to(tmp_path: Path, more: tuple[str, ...]) -> None:
+    (tmp_path / "shop.py").write_text(APP)
+    url = f"sqlite:///{tmp_path}/queue.db"
+    async with Tenure(url) as app:
+        job = await app.task(name="shop.work")(_work).options(queue="elsewhere").enqueue(1)
+        storage = app.storage
+        operation = BulkOperation(
+            action="cancel", count=1, actor="ann", role="admin", via="api", at=(await storage.survey()).now
+        )
+        await storage.enqueue([operation_job(storage, app.timing, operation, "one")])
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "tenure", "worker", "--internal", *more, "shop:app"),
+            cwd=tmp_path,
+            env={**os.environ, "SHOP": url},
+        )
+        try:
+            report = await app.job("one", queue=OPS_QUEUE).result(timeout=60)
+        finally:
+            process.send_signal(signal.SIGTERM)
+            assert await process.wait() == 0
+
+        assert (report["ended"], report["done"], await job.state()) == ("done", 1, State.CANCELLED)
+        assert {worker.queues for worker in (await storage.survey()).workers} <= {("default",)}
 
 
 async def _work(number: int) -> None: ...

@@ -42,13 +42,21 @@ def secret(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PAY_SECRET", SECRET)
 
 
-@pytest.fixture(params=["memory", "sqlite", pytest.param("redis", marks=pytest.mark.redis)])
+@pytest.fixture(
+    params=[
+        *("memory", "sqlite"),
+        pytest.param("redis", marks=pytest.mark.redis),
+        pytest.param("postgres", marks=pytest.mark.postgres),
+    ]
+)
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     match request.param:
         case "sqlite":
             return f"sqlite:///{tmp_path}/queue.db"
         case "redis":
             return str(request.getfixturevalue("redis_url"))
+        case "postgres":
+            return str(request.getfixturevalue("postgres_url"))
         case _:
             return "memory://"
 

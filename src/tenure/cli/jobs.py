@@ -9,6 +9,7 @@ from msgspec import Struct, structs
 
 from tenure.cli.access import accessed
 from tenure.cli.acts import acting
+from tenure.cli.bulk import is_bulk, operate, where_options
 from tenure.cli.confirm import confirm, confirm_option
 from tenure.cli.exits import FAILURE, OK
 from tenure.cli.groups import Group
@@ -159,36 +160,59 @@ def _row(job: JobView, order: ListOrder) -> list[str]:
 
 @jobs.command()
 @storage
-@click.argument("ids", nargs=-1, required=True, type=naming("ID"), metavar="ID...")
+@click.argument("ids", nargs=-1, type=naming("ID"), metavar="ID...")
 @click.option("--queue", type=naming("--queue"), metavar="QUEUE", help="The queue of the jobs.")
+@where_options
+@confirm_option
 @click.pass_obj
-def redrive(session: CommandSession, ids: tuple[str, ...], queue: str | None) -> int:
+def redrive(
+    session: CommandSession, ids: tuple[str, ...], queue: str | None, where: str | None, rate: str | None, yes: bool
+) -> int:
     """Put failed, cancelled or expired jobs back into their queues, with new budgets."""
+    if is_bulk(ids, queue, where, rate):
+        return operate(session, "redrive", where or "", rate, reason=None, yes=yes)
     by = current_user()
     return asyncio.run(_revise(session, ids, queue, "redrive", lambda ref: RedriveJob(ref, by), _REDRIVEN))
 
 
 @jobs.command()
 @storage
-@click.argument("ids", nargs=-1, required=True, type=naming("ID"), metavar="ID...")
+@click.argument("ids", nargs=-1, type=naming("ID"), metavar="ID...")
 @click.option("--queue", type=naming("--queue"), metavar="QUEUE", help="The queue of the jobs.")
 @click.option("--reason", metavar="TEXT", help="A reason, which the job's record keeps.")
+@where_options
+@confirm_option
 @click.pass_obj
-def cancel(session: CommandSession, ids: tuple[str, ...], queue: str | None, reason: str | None) -> int:
+def cancel(
+    session: CommandSession,
+    ids: tuple[str, ...],
+    queue: str | None,
+    reason: str | None,
+    where: str | None,
+    rate: str | None,
+    yes: bool,
+) -> int:
     """Cancel jobs: a waiting job at once; of an active job, the run is asked to stop."""
     by = current_user()
     why = remark(reason, field="--reason")
+    if is_bulk(ids, queue, where, rate):
+        return operate(session, "cancel", where or "", rate, reason=why, yes=yes)
     return asyncio.run(_revise(session, ids, queue, "cancel", lambda ref: CancelJob(ref, why, by), _CANCELLED, why))
 
 
 @jobs.command()
 @storage
-@click.argument("ids", nargs=-1, required=True, type=naming("ID"), metavar="ID...")
+@click.argument("ids", nargs=-1, type=naming("ID"), metavar="ID...")
 @click.option("--queue", type=naming("--queue"), metavar="QUEUE", help="The queue of the jobs.")
+@where_options
 @confirm_option
 @click.pass_obj
-def delete(session: CommandSession, ids: tuple[str, ...], queue: str | None, yes: bool) -> int:
+def delete(
+    session: CommandSession, ids: tuple[str, ...], queue: str | None, where: str | None, rate: str | None, yes: bool
+) -> int:
     """Delete jobs that are not running, with their runs and logs."""
+    if is_bulk(ids, queue, where, rate):
+        return operate(session, "delete", where or "", rate, reason=None, yes=yes)
     subject = f"job {printable(ids[0])}" if len(ids) == 1 else f"{len(ids):,} jobs"
     confirm(f"Delete {subject} for good?", yes=yes)
     by = current_user()

@@ -14,7 +14,7 @@ from tenure.core.check import remark, shown
 from tenure.core.filter_text import FilterTextError
 from tenure.core.internal import is_internal
 from tenure.core.job import JobRecord
-from tenure.errors import StorageError, UsageError
+from tenure.errors import StorageError, StorageUnavailableError, UsageError
 from tenure.ops.audit import audited, verdict_of
 from tenure.ops.bulk import (
     BULK_TASK,
@@ -184,7 +184,14 @@ async def _enqueued(call: ApiCall, operation: BulkOperation, op_id: str) -> JobR
             "try again; tenure doctor names the cause",
             headers=[(b"retry-after", b"2")],
         ) from error
-    await storage.enqueue([operation_job(storage, call.access.timing, operation, op_id)])
+    try:
+        await storage.enqueue([operation_job(storage, call.access.timing, operation, op_id)])
+    except StorageUnavailableError:
+        # It may have been stored.
+        raise
+    except StorageError as error:
+        await storage.record_act(operation_act(operation, op_id, verdict=f"failed: {error}", done=0))
+        raise
     found = await find_operation(storage, op_id)
     if found is None:
         raise _unknown(op_id)

@@ -6,6 +6,7 @@ for the content of all of them, so that a browser may keep them for ever. Every 
 
 import gzip
 import hashlib
+import re
 from collections.abc import Iterable, Iterator
 from functools import cache
 from importlib.resources import files
@@ -39,6 +40,11 @@ _KINDS = {
     "toml": b"text/plain; charset=utf-8",
     "txt": b"text/plain; charset=utf-8",
 }
+
+_COMMENT = re.compile(rb"^ *(?://[^\n]*|/\*(?:(?!\*/).)*\*/) *$", re.MULTILINE | re.DOTALL)
+"""A comment that has its lines for itself, in a script or a style sheet."""
+
+_INDENTATION = re.compile(rb"^ +", re.MULTILINE)
 
 _INDEX = "index.html"
 _PLACE = b'"static/@/'
@@ -124,7 +130,14 @@ def _read(folder: Traversable, prefix: str = "") -> Iterator[tuple[str, bytes]]:
         if entry.is_dir():
             yield from _read(entry, f"{prefix}{entry.name}/")
         elif entry.name.rpartition(".")[2] in _KINDS:
-            yield prefix + entry.name, entry.read_bytes()
+            yield prefix + entry.name, _trimmed(prefix + entry.name, entry.read_bytes())
+
+
+def _trimmed(name: str, body: bytes) -> bytes:
+    """Return a script or style sheet of ours without comments and indentation. Each line keeps its number."""
+    if name.startswith("vendor/") or not name.endswith((".js", ".css")):
+        return body
+    return _INDENTATION.sub(b"", _COMMENT.sub(lambda found: b"\n" * found[0].count(b"\n"), body))
 
 
 def _static_file(name: str, body: bytes) -> StaticFile:

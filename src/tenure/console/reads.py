@@ -36,9 +36,11 @@ from tenure.console.records import (
     JobLogView,
     JobsQuery,
     JobsView,
+    LeasesQuery,
     LimitsView,
     ListedWorkers,
     MetaView,
+    QueuesFiguresParameters,
     QueuesView,
     ReasonsView,
     RunsView,
@@ -69,9 +71,11 @@ from tenure.health.assessment import Health, judged, state_of
 from tenure.ops.audit import ActsView, acts_view
 from tenure.ops.events import KINDS, EventsRead, events_after, shown_events, wanted_events
 from tenure.ops.examination import examine
-from tenure.ops.figures import FiguresView, figures_view, require_time_between
+from tenure.ops.fault_hours import FaultHoursView, fault_hours_view
+from tenure.ops.figures import FiguresView, QueuesFiguresView, figures_view, queues_figures_view, require_time_between
 from tenure.ops.job_list import JobsFound, job_row, selected_jobs, selection
 from tenure.ops.jobs import detail_of, reasons_of
+from tenure.ops.leases import LeasesView, leases_view
 from tenure.ops.queue_stats import queue_stats
 from tenure.ops.run_history import why_again
 from tenure.ops.task_schemas import published_task, published_task_view
@@ -182,20 +186,39 @@ async def queue_statistics(call: ApiCall, query: StatsQuery) -> QueueStatsView:
 async def figures(call: ApiCall, query: FiguresParameters) -> FiguresView:
     """Show how many runs ended, how long jobs waited and how long runs took, in steps of time."""
     found = await _survey(call)
-    wanted = _names(query.queue, "queue")
     task = None if query.task is None else _name(query.task, "task", "query")
+    queues, steps = _wanted_queues(call, found, query.queue), _steps(query, found.now)
+    try:
+        return await figures_view(call.access.storage, queues, task=task, **steps)
+    except UsageError as error:
+        raise bad_parameter("invalid-parameter", "step", str(error)) from error
+
+
+async def queues_figures(call: ApiCall, query: QueuesFiguresParameters) -> QueuesFiguresView:
+    """Show the figures of each queue in steps of time, the queues with most ends first."""
+    found = await _survey(call)
+    queues, steps = _wanted_queues(call, found, ()), _steps(query, found.now)
+    try:
+        return await queues_figures_view(call.access.storage, queues, **steps, limit=query.limit)
+    except UsageError as error:
+        raise bad_parameter("invalid-parameter", "step", str(error)) from error
+
+
+def _wanted_queues(call: ApiCall, found: Survey, names: Iterable[str]) -> list[str]:
+    """Return the queues that the request names, or all; as far as the user may see them."""
+    wanted = _names(names, "queue")
     # A queue may have figures but no jobs any more.
-    queues = sorted(filter(call.user.sees, wanted) if wanted else _known(call, found).queues)
-    until = found.now if query.until is None else _instant(query.until, "until", found.now)
-    since, step = _instant(query.since, "since", found.now), micros(_span(query.step, "step"))
+    return sorted(filter(call.user.sees, wanted) if wanted else _known(call, found).queues)
+
+
+def _steps(query: FiguresParameters | QueuesFiguresParameters, now: int) -> dict[str, int]:
+    until = now if query.until is None else _instant(query.until, "until", now)
+    since, step = _instant(query.since, "since", now), micros(_span(query.step, "step"))
     try:
         require_time_between(since, until)
     except UsageError as error:
         raise bad_parameter("invalid-parameter", "since", str(error)) from error
-    try:
-        return await figures_view(call.access.storage, queues, task=task, since=since, until=until, step=step)
-    except UsageError as error:
-        raise bad_parameter("invalid-parameter", "step", str(error)) from error
+    return {"since": since, "until": until, "step": step}
 
 
 async def tasks(call: ApiCall, query: Struct) -> TasksView:
@@ -384,6 +407,15 @@ async def worker_stacks(call: ApiCall, query: StacksQuery) -> StacksView:
     return StacksView(stacks=runs)
 
 
+async def leases(call: ApiCall, query: LeasesQuery) -> LeasesView:
+    """List the leases of the runs, the one with the least time left first."""
+    found = await _survey(call)
+    queues = _wanted_queues(call, found, query.queue)
+    return await leases_view(
+        call.access.storage, found, call.access.timing, queues=queues, limit=query.limit, looks=LOOKS
+    )
+
+
 # ── schedules ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -424,10 +456,7 @@ async def dead_groups(call: ApiCall, query: DeadGroupsQuery) -> DeadGroupsView:
 
 async def dead_group(call: ApiCall, query: Struct) -> DeadGroupView:
     """Show one fault."""
-    try:
-        name = fault_named(call.path["fault"], field="fault")
-    except UsageError as error:
-        raise from_message("unknown-fault", str(error), errors=[ProblemPart("/path/fault", str(error))]) from error
+    name = _fault(call)
     found, _ = await _dead_groups(call)
     if found.others and all(group.fingerprint != name for group in found.groups):
         # A rare fault is not listed, and few jobs have it.
@@ -437,6 +466,20 @@ async def dead_group(call: ApiCall, query: Struct) -> DeadGroupView:
             return group
     message = f"no dead letter has the fault {name}; /api/v1/dead/groups lists all"
     raise from_message("unknown-fault", message, errors=[ProblemPart("/path/fault", message)])
+
+
+async def fault_hours(call: ApiCall, query: Struct) -> FaultHoursView:
+    """Count by hour, within two days, when the jobs of a fault failed. A fault without jobs has none."""
+    found = await _survey(call)
+    queues = [queue.queue for queue in found.queues]
+    return await fault_hours_view(call.access.storage, queues, _fault(call), now=found.now, looks=SIFTED)
+
+
+def _fault(call: ApiCall) -> str:
+    try:
+        return fault_named(call.path["fault"], field="fault")
+    except UsageError as error:
+        raise from_message("unknown-fault", str(error), errors=[ProblemPart("/path/fault", str(error))]) from error
 
 
 async def _dead_groups(

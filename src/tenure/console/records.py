@@ -1,6 +1,6 @@
 """The parameters and the answers of the admin API; the other answers are the records of `ops`."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
@@ -28,6 +28,7 @@ EVENTS_MOST = 500
 ACTS_MOST = 500
 TICKS_MOST = 1_000
 STACKS_MOST = 200
+QUEUES_MOST = 200
 
 # ── parameters ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -85,6 +86,23 @@ class FiguresParameters(Struct, frozen=True, kw_only=True):
     ] = "1h"
     until: Annotated[str | None, Meta(description="The end, in the same way; now without it.")] = None
     step: Annotated[str, Meta(description="The length of a step, in whole minutes: `1m`, `15m`, `6h`.")] = "1m"
+
+
+class QueuesFiguresParameters(Struct, frozen=True, kw_only=True):
+    """The parameters of the figures of each queue."""
+
+    since: Annotated[str, Meta(description="The begin, as for `/figures`.")] = "1h"
+    until: Annotated[str | None, Meta(description="The end, in the same way; now without it.")] = None
+    step: Annotated[str, Meta(description="The length of a step, in whole minutes; at most 120 steps.")] = "1m"
+    limit: Annotated[int, Meta(ge=1, le=QUEUES_MOST, description="How many queues, those with most ends first.")] = 50
+
+
+class LeasesQuery(Struct, frozen=True, kw_only=True):
+    """The parameters of a list of leases."""
+
+    order: Annotated[Literal["left"], Meta(description="`left`: the lease with the least time left first.")] = "left"
+    queue: Annotated[tuple[str, ...], Meta(description="Only leases of jobs of these queues.")] = ()
+    limit: Annotated[int, Meta(ge=1, le=JOBS_MOST, description="How many leases.")] = 50
 
 
 class TicksQuery(Struct, frozen=True, kw_only=True):

@@ -8,7 +8,9 @@ from tenure.health.assessment import Health
 from tenure.ops.audit import ActsView
 from tenure.ops.bulk import OperationsView, OperationView
 from tenure.ops.events import EventsRead
-from tenure.ops.figures import FiguresView
+from tenure.ops.fault_hours import FaultHoursView
+from tenure.ops.figures import FiguresView, QueuesFiguresView
+from tenure.ops.leases import LeasesView
 from tenure.ops.views import (
     DeadGroupsView,
     DeadGroupView,
@@ -43,6 +45,14 @@ TABLE = RouteTable(
             ("unknown-queue",),
         ),
         Route("GET", "/figures", "read", reads.figures, FiguresView, records.FiguresParameters),
+        Route(
+            "GET",
+            "/figures/queues",
+            "read",
+            reads.queues_figures,
+            QueuesFiguresView,
+            records.QueuesFiguresParameters,
+        ),
         Route("GET", "/tasks", "read", reads.tasks, records.TasksView),
         Route("GET", "/tasks/{task}", "read", reads.task, records.TaskStatusView, problems=("unknown-task",)),
         Route(
@@ -89,6 +99,7 @@ TABLE = RouteTable(
             records.StacksQuery,
             ("unknown-worker",),
         ),
+        Route("GET", "/leases", "read", reads.leases, LeasesView, records.LeasesQuery),
         Route("GET", "/schedules", "read", reads.schedules, records.SchedulesView),
         Route("GET", "/schedules/{schedule}", "read", reads.schedule, ScheduleView, problems=("unknown-schedule",)),
         Route(
@@ -102,6 +113,14 @@ TABLE = RouteTable(
         ),
         Route("GET", "/dead/groups", "read", reads.dead_groups, DeadGroupsView, records.DeadGroupsQuery),
         Route("GET", "/dead/groups/{fault}", "read", reads.dead_group, DeadGroupView, problems=("unknown-fault",)),
+        Route(
+            "GET",
+            "/dead/groups/{fault}/hours",
+            "read",
+            reads.fault_hours,
+            FaultHoursView,
+            problems=("unknown-fault",),
+        ),
         Route(
             "GET",
             "/ops",

@@ -425,7 +425,7 @@ async def operations_view(
     Raises:
         ValueError: the storage did not return this cursor.
     """
-    page = await storage.find(Query(queues=(OPS_QUEUE,), tasks=(BULK_TASK,), limit=limit, after=after))
+    page = await storage.find(Query(queues=(OPS_QUEUE,), limit=limit, after=after))
     workers = (await storage.survey((OPS_QUEUE,))).workers
     return OperationsView(
         operations=[operation_view(job) for job in page.jobs if shows(operation_of(job))],

@@ -14,11 +14,13 @@ from typing import Any
 import msgspec
 from msgspec import structs
 
+from tenure.client.codec import JsonCodec
 from tenure.clock import SECOND
 from tenure.core.bulk import count_changed, pace_of, window
 from tenure.core.internal import OPS_QUEUE
 from tenure.core.job import JobRecord, NewJob, Ref
 from tenure.errors import StorageError
+from tenure.events.bus import Handlers
 from tenure.handlers.context import JobContext, current_job
 from tenure.ops.audit import audited
 from tenure.ops.bulk import (
@@ -34,11 +36,13 @@ from tenure.ops.bulk import (
     sees_of,
     to_change,
 )
-from tenure.ops.internal import InternalHandler, InternalTask
+from tenure.ops.internal import DRAIN, InternalHandler, InternalTask
 from tenure.ops.job_list import selected_jobs
 from tenure.options import Retry, Stall, TaskOptions, Timing
 from tenure.options.tasks import CallOptions
+from tenure.runtime import Runtime
 from tenure.storage.protocol import ActsQuery, Storage
+from tenure.worker.worker import Worker
 
 logger = logging.getLogger("tenure.internal")
 
@@ -71,6 +75,20 @@ def operation_job(storage: Storage, timing: Timing, operation: BulkOperation, op
     delay = window(operation.action, operation.count) / SECOND
     options = CallOptions(id=op_id, delay=delay) if delay else CallOptions(id=op_id)
     return BULK.job(storage, timing, msgspec.to_builtins(operation), options=options)
+
+
+def bulk_worker(storage: Storage, timing: Timing) -> Worker:
+    """Return a worker for operations alone, which has not started: for a command that waits for one."""
+    runtime = Runtime(
+        app=BULK_TASK,
+        storage=storage,
+        tasks={BULK_TASK: BULK.bound(storage, timing)},
+        codec=JsonCodec(),
+        event_handlers=Handlers(),
+        timing=timing,
+        logger=logger,
+    )
+    return Worker(runtime, queues=(OPS_QUEUE,), drain=DRAIN)
 
 
 class _Run:

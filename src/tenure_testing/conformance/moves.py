@@ -7,6 +7,7 @@ import pytest
 from msgspec import structs
 
 from tenure.clock import SECOND
+from tenure.core.internal import OPS_QUEUE
 from tenure.core.job import (
     CollectKey,
     DebounceKey,
@@ -278,6 +279,14 @@ class MovesConformance(Conformance):
             assert await settle(target, ALICE, lease) == "done"
             runs = (await look(target, lease.ref)).runs
             assert [run.number for run in runs] == list(range(1, len(before[lease.ref].runs) + 2))
+
+    async def test_move_takes_the_jobs_of_internal_queues_along(self, storage: Storage, clock: ManualClock) -> None:
+        source, target = direction(storage, clock, away=True)
+        [plain, internal] = await enqueue(source, new_job(), new_job("op", queue=OPS_QUEUE, delay=SECOND))
+        report = await Move(source, target).run()
+        assert {queue.queue: queue.moved for queue in report.queues} == {QUEUE: 1, OPS_QUEUE: 1}
+        assert await source.get([plain, internal]) == [None, None]
+        assert None not in await target.get([plain, internal])
 
     @pytest.mark.parametrize("away", [False, True], ids=["here", "away"])
     async def test_move_carries_settings_and_schedules(

@@ -37,12 +37,17 @@ class Site:
     def paths(self) -> dict[str, str]:
         """Return the path of each page, with its heading."""
         return {
-            "": "Overview",
+            "": "Now",
             "jobs": "Jobs",
             "failures": "Failures",
+            f"fault?fault={self.world.fault}": "ConnectionError",
+            "leases": "Leases",
             f"workers?worker={HOLDER.id}": "Workers",
             "schedules": "Schedules",
+            "tasks": "Tasks",
+            "task?name=poll": "poll",
             "events": "Events",
+            "operations": "Operations",
             "queue?name=pay/eu": "pay/eu",
             f"queue?name={LONG}": LONG,
             self.job("mail", self.world.sent): "mail.send",

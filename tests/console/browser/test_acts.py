@@ -40,6 +40,13 @@ async def test_a_job_is_cancelled_run_again_and_deleted(site: Site, new_tab: Ope
     await tab.open(site.job("mail", job.id), "mail.send")
     state = tab.page.locator("h1 ~ .badge")
 
+    await tab.page.get_by_role("button", name="Cancel", exact=True).click()
+    await tab.page.get_by_text("As a command").click()
+    command = tab.page.get_by_role("dialog").locator("pre")
+    await expect(command).to_contain_text(f"curl -X POST '{tab.url}/api/v1/jobs/mail/{job.id}/cancel'")
+    await expect(command).to_contain_text("""-d '{"ended":null}'""")
+    await tab.page.get_by_role("button", name="Back").click()
+    await expect(tab.page.get_by_role("dialog")).to_have_count(0)
     await confirm(tab, "Cancel", reason="a mistake")
     await expect(state).to_have_text("cancelled")
     assert await newest_act(site) == ("jobs.cancel", f"mail/{job.id}", "a mistake", "done")

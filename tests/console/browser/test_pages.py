@@ -3,6 +3,7 @@
 # The matchers of Playwright take patterns whose type has no parameter.
 # pyright: reportUnknownMemberType=false
 
+import re
 from contextlib import AsyncExitStack
 from urllib.parse import parse_qs, urlsplit
 
@@ -13,7 +14,7 @@ from playwright.async_api import expect
 from tenure import Tenure
 from tenure.console import Console, Tokens
 from tests.console.browser.tabs import NARROW, OpenTab, Site, Tab, serve
-from tests.console.browser.world import LONG, MARKUP
+from tests.console.browser.world import LONG, MARKUP, beat
 
 pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="module")]
 
@@ -28,18 +29,82 @@ async def test_no_page_scrolls_sideways_on_a_phone(site: Site, new_tab: OpenTab)
         assert await tab.page.evaluate("document.documentElement.scrollWidth") <= 390, path
 
 
-async def test_the_overview_shows_queues_workers_and_what_is_paused(site: Site, new_tab: OpenTab) -> None:
+async def test_the_first_page_shows_queues_findings_and_faults(site: Site, new_tab: OpenTab) -> None:
     tab: Tab = await new_tab()
-    await tab.open("", "Overview")
+    await tab.open("", "Now")
     queues = tab.table("Queues with their jobs by state")
 
     await expect(queues.get_by_role("row")).to_have_count(6)
     await expect(queues.get_by_role("row", name="thumbnails")).to_contain_text("paused")
-    await expect(tab.table("Workers")).to_contain_text("pay-3")
+    await expect(queues.get_by_role("img", name="61 completed, 5 failed; 95 % waited up to")).to_be_visible()
+    await expect(tab.page.locator(".callout").first).to_contain_text("which is paused")
+    await expect(tab.page.locator(".callout").first).to_contain_text("tenure queues resume thumbnails")
     await expect(tab.page.locator(".tile", has_text="Delayed")).to_contain_text("13")
+    await expect(tab.page.locator(".tile", has_text="Failed")).to_contain_text("5 in the last hour")
+    await expect(tab.table("The newest stalls")).to_have_count(0)
+    await tab.table("The faults with the most failed jobs").get_by_role("link", name="ConnectionError").click()
+    await tab.settled("ConnectionError")
+    await tab.page.go_back()
     await queues.get_by_role("row", name="pay/eu").get_by_role("link", name="pay/eu").click()
     await tab.settled("pay/eu")
     await expect(tab.table("Newest jobs of this queue").get_by_role("row")).to_have_count(3)
+
+
+async def test_a_chart_has_its_numbers_in_words_and_in_a_table(site: Site, new_tab: OpenTab) -> None:
+    tab: Tab = await new_tab()
+    await tab.open("queue?name=mail", "mail")
+    chart = tab.page.locator("figure").first
+
+    await expect(chart.get_by_role("img", name="61 completed, 5 failed. Most in 1 min")).to_be_visible()
+    await chart.get_by_text("Show the numbers").click()
+    rows = tab.table("What ended in each step, the newest first").locator("tbody tr")
+    numbers = await rows.locator("td:nth-child(2)").all_inner_texts()
+    assert sum(map(int, numbers)) == 61
+    waited = tab.page.get_by_role("img", name="66 durations: half up to")
+    await expect(waited).to_have_count(2)
+
+    await tab.page.get_by_label("In the last").select_option("30 days")
+    await expect(chart).to_contain_text("each bar: 12 h")
+    await expect(chart.get_by_role("img", name="61 completed, 5 failed. Most in 12 h: 66.")).to_be_visible()
+    assert parse_qs(urlsplit(tab.page.url).query)["within"] == ["30d"]
+
+
+async def test_a_task_shows_its_figures_and_is_paused(site: Site, new_tab: OpenTab) -> None:
+    tab: Tab = await new_tab()
+    await tab.open("tasks", "Tasks")
+    await tab.table("Tasks that the app").get_by_role("link", name="mail.break").click()
+    await tab.settled("mail.break")
+
+    await expect(tab.page.get_by_role("img", name="5 failed. Most in 1 min")).to_be_visible()
+    await expect(tab.page.locator(".facts").first).to_contain_text("number: int")
+    for name, other in (("Pause", "Resume"), ("Resume", "Pause")):
+        await tab.page.get_by_role("button", name=name, exact=True).click()
+        await tab.page.get_by_role("dialog").get_by_role("button", name=name, exact=True).click()
+        await expect(tab.page.get_by_role("button", name=other, exact=True)).to_be_visible()
+
+
+async def test_leases_show_the_time_left_and_what_stalled(site: Site, new_tab: OpenTab) -> None:
+    await beat(site.app, site.world.lease)
+    tab: Tab = await new_tab()
+    await tab.open("leases", "Leases")
+    row = tab.table("Leases, the one with the least time left first").locator("tbody tr")
+
+    await expect(row).to_have_count(1)
+    await expect(row).to_contain_text("pay-3")
+    await expect(row.locator("td").first).to_have_text(re.compile(r"^\d+ s$"))
+    await expect(tab.page.get_by_text("No run has stalled")).to_be_visible()
+    await row.get_by_role("link", name="pay-3").click()
+    await expect(tab.page.locator("pre")).to_contain_text("in transfer")
+
+
+async def test_a_fault_shows_when_its_jobs_failed(site: Site, new_tab: OpenTab) -> None:
+    tab: Tab = await new_tab()
+    await tab.open("failures", "Failures")
+    await tab.page.get_by_role("link", name="ConnectionError").click()
+    await tab.settled("ConnectionError")
+
+    await expect(tab.page.get_by_role("img", name="4 failed within 48 hours")).to_be_visible()
+    await expect(tab.table("Newest jobs with this fault").locator("tbody tr")).to_have_count(4)
 
 
 async def test_a_filter_is_the_address_and_pages_follow(site: Site, new_tab: OpenTab) -> None:
@@ -93,6 +158,7 @@ async def test_a_job_shows_each_run_with_its_post_mortem(site: Site, new_tab: Op
     await expect(runs.nth(0)).to_contain_text("raised: TimeoutError")
     await expect(runs.nth(1)).to_contain_text("the warehouse did not answer report 1")
     await expect(runs.nth(2)).to_contain_text("completed")
+    await expect(runs.nth(1)).to_contain_text("back-off")
 
 
 async def test_a_job_shows_its_log_and_large_integers_exactly(site: Site, new_tab: OpenTab) -> None:
@@ -186,7 +252,7 @@ async def test_it_works_below_a_path(site: Site, new_tab: OpenTab, entry: str) -
 
 async def test_the_theme_can_be_chosen_and_is_kept(site: Site, new_tab: OpenTab) -> None:
     tab: Tab = await new_tab(scheme="light")
-    await tab.open("", "Overview")
+    await tab.open("", "Now")
     colour = "getComputedStyle(document.body).backgroundColor"
     light = await tab.page.evaluate(colour)
 
@@ -200,7 +266,7 @@ async def test_the_theme_can_be_chosen_and_is_kept(site: Site, new_tab: OpenTab)
 
 async def test_the_keyboard_reaches_the_content_and_shows_the_focus(site: Site, new_tab: OpenTab) -> None:
     tab: Tab = await new_tab()
-    await tab.open("", "Overview")
+    await tab.open("", "Now")
     await tab.page.keyboard.press("Tab")
     await expect(tab.page.get_by_role("link", name="Skip to the content")).to_be_focused()
     await tab.page.keyboard.press("Tab")
@@ -258,7 +324,7 @@ async def test_a_long_table_is_shown_in_parts(new_tab: OpenTab) -> None:
         await app.enqueue_many([one.options(queue=f"queue-{number:04}").call() for number in range(1_000)])
         tab: Tab = await new_tab(await serve(stack, Console(app)))
         stack.push_async_callback(tab.page.close)
-        await tab.open("", "Overview")
+        await tab.open("", "Now")
         rows = tab.table("Queues with their jobs by state").locator("tbody tr")
         await expect(rows).to_have_count(100)
         await tab.page.get_by_role("button", name="Show 100 more of 1000").click()

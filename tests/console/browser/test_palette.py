@@ -31,7 +31,7 @@ async def expect_chosen(tab: Tab, text: str) -> None:
 
 async def test_the_palette_goes_to_a_page_and_returns_the_focus(site: Site, new_tab: OpenTab) -> None:
     tab = await new_tab()
-    await tab.open("", "Overview")
+    await tab.open("", "Now")
     link = tab.page.get_by_role("link", name="Workers", exact=True)
     await link.focus()
     await tab.page.keyboard.press("Control+k")
@@ -43,7 +43,7 @@ async def test_the_palette_goes_to_a_page_and_returns_the_focus(site: Site, new_
 
     await tab.page.keyboard.press("Meta+k")
     await expect(entries_of(tab).first).to_be_visible()
-    await expect_chosen(tab, "Overview")
+    await expect_chosen(tab, "Now")
     await tab.page.keyboard.press("ArrowDown")
     await expect_chosen(tab, "Jobs")
     await tab.page.keyboard.press("ArrowUp")
@@ -88,7 +88,7 @@ async def test_a_job_is_found_by_its_id_with_its_commands(site: Site, new_tab: O
 
 async def test_a_filter_leads_to_the_jobs_that_it_selects(site: Site, new_tab: OpenTab) -> None:
     tab = await new_tab()
-    await tab.open("", "Overview")
+    await tab.open("", "Now")
     await tab.page.keyboard.press("/")
     await expect(field_of(tab)).to_be_focused()
     await field_of(tab).fill("task:mail.break state:failed")

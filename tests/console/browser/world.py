@@ -18,7 +18,7 @@ MARKUP = "<script>document.title='broken'</script>"
 
 @dataclass(frozen=True)
 class World:
-    """Ids of some of its jobs. `lease`: that of the active one."""
+    """Ids of some of its jobs. `lease`: that of the active one. `fault`: the one with the most jobs."""
 
     held: str
     active: str
@@ -26,6 +26,7 @@ class World:
     sent: str
     retried: str
     lease: Lease
+    fault: str
 
 
 def tasks_of(app: Tenure) -> None:
@@ -44,7 +45,7 @@ def tasks_of(app: Tenure) -> None:
             raise ConnectionError(f"no route to server {number % 2}")
         raise ValueError(f"{MARKUP} is not an address")
 
-    @app.task(name="report.write", queue=LONG, retry=Retry(max_attempts=4, base=timedelta(milliseconds=1)))
+    @app.task(name="report.write", queue=LONG, retry=Retry(max_attempts=4, base=timedelta(milliseconds=2), jitter=0))
     async def report(number: int) -> None:
         if current_job().run < 3:
             raise TimeoutError(f"the warehouse did not answer report {number}")
@@ -92,7 +93,16 @@ async def fill(app: Tenure, *, size: int) -> World:
     for number in range(3):
         await (await thumbnail.enqueue(f"/images/unwanted{number}.png")).cancel()
     await app.queue("thumbnails").pause()
-    return World(held=held.id, active=active.id, failed=failed[-1].id, sent=sent.id, retried=retried.id, lease=lease)
+    fault = (await app.dead.groups()).groups[0].fingerprint
+    return World(
+        held=held.id,
+        active=active.id,
+        failed=failed[-1].id,
+        sent=sent.id,
+        retried=retried.id,
+        lease=lease,
+        fault=fault,
+    )
 
 
 async def beat(app: Tenure, lease: Lease) -> None:

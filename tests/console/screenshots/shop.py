@@ -59,6 +59,7 @@ def import_catalog(file: str) -> int:
     if file.endswith("huge.csv") or job.run == 1:
         # As the kernel does with the process that uses most memory.
         os.kill(os.getpid(), signal.SIGKILL)
+    job.progress(1.0, "40,000 of 40,000 rows")
     return 40_000
 
 

@@ -7,27 +7,34 @@ import { follow } from "./stream.js";
 import { ThemeSwitch } from "./themeswitch.js";
 import { Palette, PaletteButton, followKeys } from "./palette.js";
 import { Heading } from "./parts.js";
-import { Overview } from "./pages/overview.js";
-import { Queue } from "./pages/queue.js";
-import { Jobs } from "./pages/jobs.js";
+import { Now } from "./pages/now.js";
+import { Queue, Task, Tasks } from "./pages/queue.js";
+import { Failures, Fault, Jobs } from "./pages/jobs.js";
 import { Job } from "./pages/job.js";
-import { Failures } from "./pages/failures.js";
-import { Workers } from "./pages/workers.js";
+import { Leases, Workers } from "./pages/workers.js";
 import { Schedules } from "./pages/schedules.js";
 import { Events } from "./pages/events.js";
+import { OperationsPage } from "./pages/operations.js";
 
 const PAGES = {
-  "": ["Overview", Overview],
+  "": ["Now", Now],
   jobs: ["Jobs", Jobs],
   failures: ["Failures", Failures],
+  leases: ["Leases", Leases],
   workers: ["Workers", Workers],
   schedules: ["Schedules", Schedules],
+  tasks: ["Tasks", Tasks],
   events: ["Events", Events],
+  operations: ["Operations", OperationsPage],
   queue: ["Queue", Queue],
+  task: ["Task", Task],
+  fault: ["Fault", Fault],
   job: ["Job", Job],
 };
-const MENU = ["", "jobs", "failures", "workers", "schedules", "events"];
-const ABOVE = { queue: "", job: "jobs" };
+const MENU = ["", "jobs", "failures", "leases", "workers", "schedules", "tasks", "events", "operations"];
+
+/** Pages about one thing: the page above them, and the parameters that name the thing. */
+const ABOUT = { queue: ["", "name"], task: ["tasks", "name"], fault: ["failures", "fault"], job: ["jobs", "id", "queue"] };
 
 const ENTRIES = MENU.map((name) => ({ name: PAGES[name][0], to: address(name) }));
 
@@ -37,7 +44,7 @@ function Menu({ current }) {
       <ul>
         ${MENU.map((name) => html`
           <li key=${name}>
-            <a href=${address(name)} aria-current=${current === name ? "page" : current && ABOVE[current] === name ? "true" : null}>
+            <a href=${address(name)} aria-current=${current === name ? "page" : ABOUT[current]?.[0] === name ? "true" : null}>
               ${PAGES[name][0]}
             </a>
           </li>`)}
@@ -73,14 +80,15 @@ function ask() {
 
 const Missing = () => html`
   <${Heading}>This page does not exist<//>
-  <p>The address names none of the pages. <a href=${address("")}>Go to the overview</a>.</p>`;
+  <p>The address names none of the pages. <a href=${address("")}>Go to the first page</a>.</p>`;
 
 function App() {
   const { name, params } = route.value;
   const [title, Page] = PAGES[name] ?? ["Not found", Missing];
   // Another job is another page; another filter is not.
-  const identity = ["job", "queue"].includes(name) ? `${name} ${params}` : name;
-  const shown = name === "job" || name === "queue" ? (params.get("id") ?? params.get("name") ?? title) : title;
+  const about = (ABOUT[name] ?? []).slice(1).map((key) => params.get(key) ?? "");
+  const identity = [name, ...about].join(" ");
+  const shown = about[0] || title;
 
   useEffect(() => {
     if (!refused.value) ask();

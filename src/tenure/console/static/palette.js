@@ -1,7 +1,7 @@
 // The palette: goes to pages, queues, tasks and jobs, and offers commands of the command line as text to copy.
 import { get, path, refused } from "./api.js";
 import { html, signal, useEffect, useMemo, useRef, useState } from "./html.js";
-import { address, go, jobAddress, jobsAddress, queueAddress, route, term } from "./route.js";
+import { address, go, jobAddress, jobsAddress, queueAddress, route, taskAddress, term } from "./route.js";
 
 const SHOWN = 40;
 const LOOK_AFTER = 200;
@@ -65,6 +65,11 @@ function commandsOf({ name, params }) {
   const all = (group, verbs, about) => verbs.map((verb) => `tenure ${group} ${verb} ${about}`);
   if (name === "job") return jobCommands({ queue: given("queue"), id: given("id") });
   if (name === "queue") return all("queues", ["stats", "pause", "resume"], argument(given("name")));
+  if (name === "task") return ["pause", "resume"].map((verb) => `tenure queues ${verb} --task ${quoted(given("name"))}`);
+  if (name === "fault") return ["list", "redrive", "purge"].map((verb) => `tenure dead ${verb} --fault ${quoted(given("fault"))}`);
+  if (name === "leases") return ["tenure workers stack", "tenure events --kind stalled"];
+  if (name === "operations") return ["tenure audit"];
+  if (name === "tasks") return ["tenure tasks"];
   if (name === "jobs") return [`tenure jobs list${given("filter") && ` --where ${quoted(given("filter"))}`}`];
   if (name === "failures") return ["tenure dead groups", "tenure dead list"];
   if (name === "workers" && given("worker")) return all("workers", ["stack", "quiet", "resume", "stop"], argument(given("worker")));
@@ -125,7 +130,7 @@ function useGroups(pages, text) {
       { title: "Commands about that job, to copy", always: true, entries: jobs.length === 1 ? jobCommands(jobs[0]).map(command) : [] },
       { title: "Commands about this page, to copy", entries: commandsOf(route.value).map(command) },
       { title: "Queues", entries: (queues?.queues ?? []).map(({ queue, paused }) => ({ ...entry(queue, queueAddress(queue)), note: paused ? "paused" : "" })) },
-      { title: "Tasks", entries: (tasks?.tasks ?? []).map(({ name }) => entry(name, jobsAddress(term("task", name)))) },
+      { title: "Tasks", entries: (tasks?.tasks ?? []).map(({ name }) => entry(name, taskAddress(name))) },
       { title: "Commands to copy", entries: ["tenure info", "tenure top", "tenure doctor", "tenure queues list"].map(command) },
       { title: "Settings", entries: [{ name: `Turn the key / ${slash.value ? "off" : "on"}`, act: turnSlash }] },
     ], word);

@@ -1,7 +1,8 @@
 // Pieces that the pages share: headings, tables, badges, problems, facts.
 import { html, useState } from "./html.js";
 import { pretty } from "./json.js";
-import { address, go } from "./route.js";
+import { address, go, jobAddress, queueAddress } from "./route.js";
+import { Time, span } from "./time.js";
 
 const ROWS = 100;
 
@@ -30,7 +31,7 @@ export function Loaded({ live, children }) {
   const { data, problem, stale } = live;
   if (data === null) return problem ? html`<${ProblemBox} problem=${problem} />` : html`<p class="loading">Loading …</p>`;
   return html`
-    ${stale && problem && html`<div class="callout warn">
+    ${stale && problem && html`<div class="callout warn not-current">
       <strong>Not current.</strong> ${problem.title}. <span class="remedy">${problem.remedy}</span></div>`}
     <div class=${stale ? "outdated" : ""}>${children(data)}</div>`;
 }
@@ -79,6 +80,13 @@ export const Name = ({ href, children }) => {
   return href ? html`<a class="name" href=${href} title=${text}>${text}</a>` : html`<span class="name" title=${text}>${text}</span>`;
 };
 
+/** A job by its task and its id. */
+export const JobLink = ({ job }) => html`<a class="job-link" href=${jobAddress(job)} title=${`${job.task ?? ""} ${job.queue} ${job.id}`}>
+  <span class="name">${job.task ?? job.queue}</span><span class="name id">${job.id}</span></a>`;
+
+/** A column of jobs. */
+export const JOB = { title: "Job", kind: "long wide", cell: (job) => html`<${JobLink} job=${job} />` };
+
 /** A value as JSON, or the number of its bytes if this user or this console cannot read it. */
 export function Value({ value }) {
   if (value && typeof value === "object" && Object.keys(value).join() === "opaque_bytes") {
@@ -103,3 +111,46 @@ export const Tile = ({ name, value, href, kind = "", note }) => html`
     <span class="tile-value">${value}</span>
     ${note !== undefined && html`<span class="tile-note">${note}</span>`}
   </a>`;
+
+const JOBS = [
+  { title: "State", cell: (job) => html`<${Badge} state=${job.state} />` },
+  JOB,
+  { title: "Queue", kind: "optional", cell: (job) => html`<${Name} href=${queueAddress(job.queue)}>${job.queue}<//>` },
+  { title: "Enqueued", kind: "when", cell: (job) => html`<${Time} at=${job.created} />` },
+  { title: "Attempt", kind: "number optional", cell: (job) => (job.starts ? attempts(job) : "–") },
+  { title: "Took", kind: "number optional", cell: took },
+  { title: "Remark", kind: "long optional", cell: remark },
+];
+
+/** Which attempt it is. A failed job has used one more than it was at, so it is never more than there are. */
+export const attempts = (job) => `${Math.min(job.attempt, job.max_attempts)} of ${job.max_attempts}`;
+
+function took(job) {
+  return job.started && job.finished ? span((Date.parse(job.finished) - Date.parse(job.started)) / 1000) : "–";
+}
+
+function remark(job) {
+  if (job.error && job.state !== "completed") {
+    const text = `${job.error.type}: ${job.error.message}`;
+    return html`<span class="name" title=${text}>${text}</span>`;
+  }
+  if (job.state === "delayed") return html`due <${Time} at=${job.run_at} />`;
+  if (job.cancel_asked && job.state === "active") return "cancellation requested";
+  if (job.state === "active" && job.progress !== null) {
+    const share = typeof job.progress === "number" ? `${Math.round(job.progress * 100)} %` : "";
+    const text = [share, job.progress_note].filter(Boolean).join(", ");
+    return html`<span class="name" title=${text}>${text}</span>`;
+  }
+  const text = job.reason ?? (job.tags.length ? job.tags.join(", ") : "");
+  return text ? html`<span class="name" title=${text}>${text}</span>` : html`<span class="none">–</span>`;
+}
+
+/** A table of jobs, as several pages show it. */
+export const JobTable = ({ jobs, caption, empty, hideQueue = false }) => html`
+  <${Table}
+    caption=${caption}
+    columns=${hideQueue ? JOBS.filter(({ title }) => title !== "Queue") : JOBS}
+    rows=${jobs}
+    id=${(job) => `${job.queue} ${job.id}`}
+    empty=${empty}
+  />`;

@@ -47,4 +47,6 @@ export function term(field, value) {
 
 export const jobsAddress = (...terms) => address("jobs", { filter: terms.join(" ") });
 export const jobAddress = (job) => address("job", { queue: job.queue, id: job.id });
+export const taskAddress = (name) => address("task", { name });
+export const faultAddress = (fault) => address("fault", { fault });
 export const queueAddress = (queue) => address("queue", { name: queue });

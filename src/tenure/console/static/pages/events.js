@@ -3,8 +3,7 @@ import { get, path } from "../api.js";
 import { html, useMemo } from "../html.js";
 import { pretty } from "../json.js";
 import { useLive } from "../live.js";
-import { Choice, Heading, Loaded, Name, Table } from "../parts.js";
-import { jobAddress } from "../route.js";
+import { Choice, Heading, JobLink, Loaded, Name, Table } from "../parts.js";
 import { Time } from "../time.js";
 
 const SHOWN = 50;
@@ -15,7 +14,7 @@ const KINDS = ["completed", "failed", "retried", "released", "stalled", "cancell
 const SHOWN_ELSEWHERE = new Set(["event", "at", "cursor", "queue", "id", "task", "run", "result", "error"]);
 
 /** Return a read that keeps the newest events: the first call reads the window, each later one what has come since. */
-function reader({ within, kind }) {
+export function newest({ within, kind, most }) {
   let place = null;
   let events = [];
   return async (_, options) => {
@@ -23,7 +22,7 @@ function reader({ within, kind }) {
       const start = place === null ? { within } : { after: place };
       const found = await get(path(["events"], { ...start, kind, limit: PAGE }), options);
       place = found.next;
-      events = [...events, ...found.events].slice(-SHOWN);
+      events = [...events, ...found.events].slice(-most);
       if (found.end) return { events: events.toReversed(), behind: false };
     }
     return { events: events.toReversed(), behind: true };
@@ -51,10 +50,7 @@ const COLUMNS = [
     title: "Job",
     kind: "long wide",
     cell: (event) =>
-      event.queue && event.id
-        ? html`<a class="job-link" href=${jobAddress(event)} title=${`${event.task ?? ""} ${event.queue} ${event.id}`}>
-            <span class="name">${event.task ?? event.queue}</span><span class="name id">${event.id}</span></a>`
-        : html`<span class="none">–</span>`,
+      event.queue && event.id ? html`<${JobLink} job=${event} />` : html`<span class="none">–</span>`,
   },
   { title: "Details", kind: "long rest optional", cell: (event) => html`<${Name}>${about(event) || "–"}<//>` },
 ];
@@ -62,7 +58,7 @@ const COLUMNS = [
 export function Events({ params }) {
   const within = WINDOWS.includes(params.get("within")) ? params.get("within") : "1h";
   const kind = params.get("kind") ?? "";
-  const read = useMemo(() => reader({ within, kind }), [within, kind]);
+  const read = useMemo(() => newest({ within, kind, most: SHOWN }), [within, kind]);
   const live = useLive(`${within} ${kind}`, { read, every: 3000 });
   return html`
     <${Heading}>Events<//>

@@ -2,11 +2,10 @@
 import { Acts } from "../acts.js";
 import { path } from "../api.js";
 import { html } from "../html.js";
-import { attempts } from "../jobtable.js";
 import { useLive } from "../live.js";
 import { concerns } from "../stream.js";
-import { Badge, Facts, Heading, Loaded, Name, Section, Table, Value } from "../parts.js";
-import { address, jobAddress, jobsAddress, queueAddress, term } from "../route.js";
+import { Badge, Facts, Heading, Loaded, Name, Section, Table, Value, attempts } from "../parts.js";
+import { address, jobAddress, jobsAddress, queueAddress, taskAddress, term } from "../route.js";
 import { Time, exact, now, span } from "../time.js";
 
 const OVER = ["completed", "failed", "cancelled", "expired"];
@@ -40,6 +39,7 @@ function JobFacts({ job }) {
   const progress = job.progress === null ? null : typeof job.progress === "number" ? `${Math.round(job.progress * 100)} %` : JSON.stringify(job.progress, (_, value) => (typeof value === "bigint" ? String(value) : value));
   return html`
     <${Facts} facts=${[
+      ["Task", html`<a href=${taskAddress(job.task)}>${job.task}</a>`],
       ["Queue", html`<a href=${queueAddress(job.queue)}>${job.queue}</a>`],
       ["Id", html`<code class="wrap">${job.id}</code>`],
       ["Enqueued", html`<${Time} at=${job.created} />`],
@@ -65,19 +65,61 @@ function JobFacts({ job }) {
     ].map(([name, value]) => [name, value === false ? null : value])} />`;
 }
 
+/** Return what filled the time from `from` to `to`, in which the job did not run; `due`: when it could start. */
+function pause(from, to, due, kind) {
+  const at = Math.min(Math.max(due ?? from, from), to);
+  return [{ kind, from, to: at }, { kind: "waiting", from: at, to }].filter((part) => part.to - part.from >= 1);
+}
+
+/** Return the lanes: each run with the time before it, in parts {kind, from, to}; and the time since, if it may run again. */
+function lanesOf(job, events, end) {
+  const of = (kind, run) => events.find((event) => event.event === kind && event.run === run);
+  const dueAfter = (run) => {
+    const event = of("retried", run) ?? of("released", run);
+    return event && Date.parse(event.at) + event.delay * 1000;
+  };
+  const redriven = (from, to) => events.map((event) => (event.event === "redriven" ? Date.parse(event.at) : 0)).findLast((at) => at >= from && at <= to);
+  let before = null;
+  const since = (to, due) => {
+    if (before === null) return pause(Date.parse(job.created), to, due, "delayed");
+    const from = Date.parse(before.end);
+    const again = redriven(from, to);
+    return again ? pause(again, to, due, "delayed") : pause(from, to, due ?? dueAfter(before.number), "back-off");
+  };
+  const lanes = job.runs.map((run) => {
+    const [from, to] = [Date.parse(run.start), run.end ? Date.parse(run.end) : end];
+    // The event of its end says how long the job had waited when it was due.
+    const { waited } = events.find((event) => event.run === run.number && event.waited) ?? {};
+    const due = waited ? from - waited * 1000 : before === null && job.starts === 1 ? Date.parse(job.run_at) : undefined;
+    const pauses = before === null && run.number > 1 ? [] : since(from, due);
+    const stalled = events.find((event) => event.event === "stalled" && event.run === run.number && event.reason === "lease_expired");
+    const suspect = Math.max(from, stalled ? Date.parse(stalled.at) - stalled.silent_for * 1000 : run.end ? to : Math.min(to, Date.parse(job.lease_until ?? end)));
+    before = run;
+    const parts = [...pauses, { kind: kindOf(run.ended), from, to: Math.min(suspect, to), run: true }, { kind: "suspect", from: suspect, to }];
+    return { run, parts: parts.filter((part) => part.run || part.to - part.from >= 1) };
+  });
+  if (job.state === "waiting" || job.state === "delayed") lanes.push({ run: null, parts: since(end, Date.parse(job.run_at)) });
+  return lanes;
+}
+
+const PARTS = { delayed: "delayed", "back-off": "back-off before the next attempt", waiting: "waiting for a worker", suspect: "no sign of life" };
+
 /** The runs, one lane each, on the time from the enqueue to the end. */
-function Runs({ job }) {
+function Runs({ job, events }) {
   if (!job.runs.length) return html`<p class="empty">The job has not run yet.</p>`;
   const begin = Date.parse(job.created);
-  const ends = job.runs.map((run) => (run.end ? Date.parse(run.end) : now.value));
-  const end = Math.max(...ends, job.finished ? Date.parse(job.finished) : begin, begin + 1);
+  const ends = [...job.runs.map((run) => Date.parse(run.end ?? run.start)), begin + 1];
+  const end = Math.max(...ends, OVER.includes(job.state) ? Date.parse(job.finished ?? job.created) : now.value);
+  const lanes = lanesOf(job, events, end);
   const place = (at) => Math.min(100, Math.max(0, (100 * (at - begin)) / (end - begin)));
+  const used = Object.entries(PARTS).filter(([kind]) => lanes.some(({ parts }) => parts.some((part) => part.kind === kind)));
   return html`
     ${job.why && html`<p class="remark">${job.why}</p>`}
     <ol class="runs">
-      ${job.runs.map((run, index) => html`<${Run} key=${run.fence} run=${run} from=${place(Date.parse(run.start))} to=${place(ends[index])} />`)}
+      ${lanes.map(({ run, parts }) => html`<${Run} key=${run?.fence ?? "next"} run=${run} parts=${parts} place=${place} />`)}
     </ol>
-    <p class="axis"><span>enqueued <${Time} at=${job.created} /></span><span>${span((end - begin) / 1000)} later</span></p>`;
+    <p class="axis"><span>enqueued <${Time} at=${job.created} /></span><span>${span((end - begin) / 1000)} later</span></p>
+    ${used.length > 0 && html`<ul class="legend lanes" aria-hidden="true">${used.map(([kind, text]) => html`<li key=${kind} class=${kind}>${text}</li>`)}</ul>`}`;
 }
 
 function kindOf(ended) {
@@ -86,7 +128,23 @@ function kindOf(ended) {
   return ["cancelled", "released", "snoozed", "interrupted"].includes(ended) ? "cancelled" : "failed";
 }
 
-function Run({ run, from, to }) {
+const lasting = (parts, wanted) => parts.filter(({ kind }) => kind === wanted).map(({ from, to }) => span((to - from) / 1000))[0];
+
+/** The time before a run, and its silence at the end, in words. */
+function timesOf(parts) {
+  const [delayed, off, waited, silent] = ["delayed", "back-off", "waiting", "suspect"].map((kind) => lasting(parts, kind));
+  return [delayed && `delayed ${delayed}`, off && `back-off ${off}`, waited && `waited ${waited}`, silent && `no sign of life for ${silent}`].filter(Boolean).join(", ");
+}
+
+const Lane = ({ parts, place, title }) => html`
+  <div class="lane" aria-hidden="true" title=${title}>
+    ${parts.map(({ kind, from, to, run }) => html`
+      <span key=${kind} class=${`${kind}${run ? " run" : ""}`} style=${{ left: `${place(from)}%`, width: `${Math.max(place(to) - place(from), 0)}%` }}></span>`)}
+  </div>`;
+
+function Run({ run, parts, place }) {
+  const times = timesOf(parts);
+  if (run === null) return html`<li><div class="run-head"><strong>Next run</strong><span>${times}</span></div><${Lane} parts=${parts} place=${place} /></li>`;
   const kind = kindOf(run.ended);
   return html`
     <li>
@@ -94,12 +152,11 @@ function Run({ run, from, to }) {
         <strong>Run ${run.number}</strong>
         <span class=${`badge ${kind}`}>${run.ended ?? "runs"}${run.reason && run.reason !== run.ended ? `: ${run.reason}` : ""}</span>
         <span>${run.took === null ? "so far " : "took "}${span(run.took ?? Math.max(0, (now.value - Date.parse(run.start)) / 1000))}</span>
+        ${times && html`<span class="none">${times}</span>`}
         <span><${Time} at=${run.start} /></span>
         <span class="run-worker">on <${WorkerLink} owner=${run.owner} name=${run.worker || run.owner} /> <span class="none">${run.host}:${run.pid}</span></span>
       </div>
-      <div class="lane" aria-hidden="true" title=${`${exact(run.start)} – ${run.end ? exact(run.end) : "now"}`}>
-        <span class=${kind} style=${{ left: `${from}%`, width: `${Math.max(to - from, 0)}%` }}></span>
-      </div>
+      <${Lane} parts=${parts} place=${place} title=${`${exact(run.start)} – ${run.end ? exact(run.end) : "now"}`} />
       ${run.detail && html`<pre class="detail" tabindex="0">${run.detail}</pre>`}
       ${run.trace && html`<details><summary>Last known stack of run ${run.number}</summary><pre tabindex="0">${run.trace}</pre></details>`}
     </li>`;
@@ -153,13 +210,14 @@ export function Job({ params }) {
   const options = { every: 3000, concerns: (found) => concerns(found, { queue, id }) };
   const live = useLive(path(names), options);
   const why = useLive(path([...names, "why"]), options);
+  const events = useLive(path([...names, "events"], { after: "0", limit: 500 }), options);
   return html`
     <${Heading} above=${html`<a href=${address("jobs")}>Jobs</a> / job`}
       aside=${live.data && html`<${Badge} state=${live.data.state} /><${JobActs} job=${live.data} />`}>${live.data?.task ?? params.get("id") ?? "Job"}<//>
     <${Loaded} live=${live}>${(job) => html`
       <${Why} reasons=${why.data?.reasons ?? []} />
       <${JobFacts} job=${job} />
-      <${Section} title="Runs"><${Runs} job=${job} /><//>
+      <${Section} title="Runs"><${Runs} job=${job} events=${events.data?.events ?? []} /><//>
       ${job.error && html`<${Failure} error=${job.error} />`}
       <${Section} title="Log"><${Log} job=${job} /><//>
       <${Section} title="Arguments"><${Value} value=${job.arguments} /><//>
