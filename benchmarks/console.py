@@ -61,7 +61,8 @@ BOUND = 50.0
 class Line(Struct, frozen=True):
     """The times of one request in milliseconds, and the size of its longest answer in bytes.
 
-    `cpu`: the median of the processor's time that this process and a Redis used, which other load hardly changes.
+    `cpu`: the median of the processor's time that this process and a server used, which other load changes less;
+    `cpu_most`: its 95th percentile.
     """
 
     request: str
@@ -69,6 +70,7 @@ class Line(Struct, frozen=True):
     most: float
     longest: float
     cpu: float
+    cpu_most: float
     size: int
 
 
@@ -257,8 +259,11 @@ class Asking:
     def line(self, name: str) -> Line:
         """Return the result; the first answer does not count, it fills what a process keeps."""
         walls, cpus = self._walls[1:], self._cpus[1:]
-        most = quantiles(walls, n=20, method="inclusive")[-1]
-        return Line(name, median(walls), most, max(walls), median(cpus), self._size)
+        return Line(name, median(walls), _most(walls), max(walls), median(cpus), _most(cpus), self._size)
+
+
+def _most(times: Sequence[float]) -> float:
+    return quantiles(times, n=20, method="inclusive")[-1]
 
 
 async def measured(asking: Asking, name: str, path: Callable[[], str], asks: int) -> Line:
@@ -281,7 +286,7 @@ async def older_pages(asking: Asking, asks: int) -> Line:
 
 @dataclass
 class Ground:
-    """An empty storage. `size`: its bytes. `served`: seconds of processor time of its server, 0 if that is unknown."""
+    """An empty storage. `size`: its bytes. `served`: seconds of processor time of its server, 0 if it has none."""
 
     url: str
     size: Callable[[], int]
@@ -297,17 +302,19 @@ async def place(medium: Medium, ground: Ground, jobs: int, asks: int, only: str)
         print(f"{medium}: filling it with {jobs:,} jobs", file=sys.stderr)
         await load.fill(jobs)
         filled = time.perf_counter() - began
-        console = Console(app)
-        groups = (await call(console, "/api/v1/dead/groups")).json["groups"]
-        wanted = requests(load, [group["fault"] for group in groups])
-        lines = [
-            await measured(Asking(console, ground.served), name, path, asks)
-            for name, path in wanted.items()
-            if only in name
-        ]
-        if only in "older pages of all jobs":
-            lines.append(await older_pages(Asking(console, ground.served), asks))
+        lines = await asked(load, ground.served, asks, only)
         return Place(medium, jobs, round(filled, 1), (ground.size() - empty) // jobs, lines)
+
+
+async def asked(load: Load, served: Callable[[], float], asks: int, only: str = "") -> list[Line]:
+    """Measure all requests whose names contain `only`, in a storage that is filled."""
+    console = Console(load.app)
+    groups = (await call(console, "/api/v1/dead/groups")).json["groups"]
+    wanted = requests(load, [group["fault"] for group in groups])
+    lines = [await measured(Asking(console, served), name, path, asks) for name, path in wanted.items() if only in name]
+    if only in "older pages of all jobs":
+        lines.append(await older_pages(Asking(console, served), asks))
+    return lines
 
 
 def started(medium: Medium, stack: ExitStack) -> Ground | None:
@@ -332,7 +339,13 @@ def started(medium: Medium, stack: ExitStack) -> Ground | None:
     if postgres is None:
         return None
     size = "SELECT pg_database_size(current_database())"
-    return Ground(postgres.url, lambda: postgres.execute(size)[0][0])
+    return Ground(postgres.url, lambda: postgres.execute(size)[0][0], lambda: seconds_of_children(postgres.pid))
+
+
+def seconds_of_children(pid: int) -> float:
+    """Return the seconds of processor time that the children of a process have used which still run."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return sum(int(Path(f"/proc/{child}/schedstat").read_text().split()[0]) for child in children) / 1e9
 
 
 async def places(media: Sequence[Medium], jobs: int, asks: int, only: str) -> AsyncIterator[Place]:
@@ -365,6 +378,39 @@ def lines_of(found: Place) -> Iterator[str]:
     yield f"{steep} of {len(found.lines)} take more than {BOUND:g} ms at the 95th percentile"
 
 
+def page_of(answers: Answers) -> Iterator[str]:
+    """Yield the lines of a page for the documentation."""
+    places, bound = answers.places, answers.bound
+    yield "<!-- written by make bench-console ARGS=--write; measure again instead of editing -->"
+    yield "# How fast the console answers"
+    yield ""
+    yield from (line + "  " for line in head_of(answers))
+    for found in places:
+        steep = sum(line.most > bound for line in found.lines)
+        yield (
+            f"{found.medium}: {found.jobs:,} jobs, {found.bytes_a_job:,} bytes a job; "
+            f"{steep} of {len(found.lines)} take more than {bound:g} ms at the 95th percentile  "
+        )
+    yield ""
+    yield "Times of the console and the storage together, without HTTP. `cpu p95`: of the processor's time of the"
+    yield "console's process and of the server, which other load on the machine changes less than the times."
+    yield ""
+    yield "| request | " + " | ".join(f"{found.medium} p50 | p95 | cpu p95" for found in places) + " |"
+    yield "|---|" + "---:|---:|---:|" * len(places)
+    by_name = [{line.request: line for line in found.lines} for found in places]
+    for request in dict.fromkeys(line.request for found in places for line in found.lines):
+        cells = [_cells(lines.get(request), bound) for lines in by_name]
+        yield f"| {request} | " + " | ".join(cells) + " |"
+
+
+def _cells(line: Line | None, bound: float) -> str:
+    if line is None:
+        return " | | "
+    most = f"**{line.most:.1f}**" if line.most > bound else f"{line.most:.1f}"
+    cpu = f"**{line.cpu_most:.1f}**" if line.cpu_most > bound else f"{line.cpu_most:.1f}"
+    return f"{line.half:.1f} | {most} | {cpu}"
+
+
 async def report(media: Sequence[Medium], jobs: int, asks: int, only: str, *, as_json: bool) -> Answers:
     """Measure, and print each storage when it is done."""
     with a_server() as server:
@@ -389,9 +435,12 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=100_000, help="how many jobs lie in each storage (100,000)")
     parser.add_argument("--asks", type=int, default=100, help="how often each request is made (100)")
     parser.add_argument("--only", default="", metavar="TEXT", help="requests whose name contains this text")
+    parser.add_argument("--write", type=Path, metavar="FILE", help="write the results as a page of the documentation")
     args = parser.parse_args()
     as_json = args.output == "json"
     answers = asyncio.run(report(args.storage or MEDIA, args.jobs, args.asks, args.only, as_json=as_json))
+    if args.write is not None:
+        args.write.write_text("\n".join(page_of(answers)) + "\n")
     raise SystemExit(any(line.most > BOUND for one in answers.places for line in one.lines))
 
 

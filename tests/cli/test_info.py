@@ -19,7 +19,19 @@ from tenure.testing.clock import ManualClock
 from tests.cli.terminal import EVERYWHERE, Terminal
 from tests.clusters import RedisCluster
 
-KEYS = {"url", "now", "queues", "paused_tasks", "task_rates", "workers", "leaders", "swept_ago", "slow", "complaints"}
+KEYS = {
+    "url",
+    "now",
+    "queues",
+    "paused_tasks",
+    "task_rates",
+    "workers",
+    "leaders",
+    "swept_ago",
+    "slow",
+    "slow_capped",
+    "complaints",
+}
 
 
 @EVERYWHERE

@@ -20,6 +20,7 @@ from tenure.storage.protocol import (
     EventPage,
     LeaseRenewal,
     NewLogLine,
+    Page,
     Query,
     RenewRequest,
     Settings,
@@ -58,6 +59,7 @@ async def world(redis_url: str) -> AsyncIterator[World]:
     for round_ in range(2):
         clock.advance(1)
         jobs = [job(f"j{round_}", queue, tags=("x",) if round_ else ()) for queue in QUEUES]
+        jobs += [job(f"d{round_}", queue, delay=(60 + number % 7) * SECOND) for number, queue in enumerate(QUEUES)]
         assert await storage.enqueue(jobs) == model.enqueue(jobs)
     jobs = [
         job(
@@ -109,6 +111,8 @@ async def world(redis_url: str) -> AsyncIterator[World]:
         Query(states=(State.FAILED, State.WAITING), ended_before=ENDED + 1, limit=30),
         Query(states=(State.EXPIRED, State.CANCELLED), ended_after=0, tags=("x",)),
         Query(ended_after=ENDED, queues=(BUSY,), tasks=("t",), limit=30),
+        Query(states=(State.DELAYED,), order="due", limit=40),
+        Query(states=(State.DELAYED,), order="due", queues=QUEUES[5:120], created_after=START + 2 * SECOND, limit=7),
     ],
     ids=repr,
 )
@@ -125,6 +129,21 @@ async def test_a_listing_is_the_models_page_by_page(world: World, query: Query) 
             break
         mine = msgspec.structs.replace(mine, after=page.next)
         query = msgspec.structs.replace(query, after=expected.next)
+
+
+async def test_a_search_for_a_name_looks_at_hundreds_of_jobs_per_script(world: World) -> None:
+    server, _, _ = world.url.partition("?")
+    # The first call also stores the script.
+    await world.storage.find(Query(id="unknown"))
+    with client_of(server) as client:
+        command(client, "CONFIG", "RESETSTAT")
+        page = await world.storage.find(Query(tasks=("unknown",), queues=(BUSY,)))
+        stats = command(client, "INFO", "commandstats")
+    scripts = sum(int(stats[name]["calls"]) for name in stats if name.startswith("cmdstat_evalsha"))
+
+    assert page == Page()
+    # 150 would be too many to decode in one script, and 600 records can be searched.
+    assert scripts == 2
 
 
 # ── get ───────────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -10,7 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from tenure.core.lifecycle import State
+from tenure.storage.protocol import Query
 from tenure.storage.script_files import statements
+from tenure.storage.sql import reading
 from tenure.storage.sql.sweep import sweep
 from tenure.storage.sqlite import database
 from tenure.storage.sqlite.storage import SQLiteStorage
@@ -103,6 +106,48 @@ async def test_an_idle_sweep_does_not_visit_past_queues(tmp_path: Path, *, kept:
     used = await instructions_of_a_sweep(tmp_path / "used.db", past=PAST, kept=kept)
 
     assert used < fresh + PAST
+
+
+READS = (
+    Query(states=(State.COMPLETED, State.FAILED)),
+    Query(states=(State.COMPLETED, State.FAILED), looks=50),
+    Query(states=(State.WAITING, State.ACTIVE), looks=50),
+    Query(fault="0123456789ab", looks=50),
+    Query(id="job-0001"),
+    Query(merge="job:k"),
+)
+
+
+async def statements_of_reads(path: Path, *, queues: int) -> list[int]:
+    """Return how many statements a survey and some listings take, with jobs in this many queues."""
+    clock = ManualClock()
+    storage = SQLiteStorage(path, clock=clock)
+    for number in range(queues):
+        await settle(storage, ALICE, await start(storage, new_job(queue=f"queue-{number}")))
+        await start(storage, new_job("active", queue=f"queue-{number}"))
+        await storage.enqueue([new_job("waiting", queue=f"queue-{number}")])
+    await storage.close()
+    taken: list[int] = []
+    with closing(sqlite3.connect(path)) as connection, connection:
+        tx = SQLiteTransaction(connection)
+        tx.now = clock.now()
+        traced: list[str] = []
+        connection.set_trace_callback(traced.append)
+        for query in (None, *READS):
+            traced.clear()
+            if query is None:
+                reading.survey(tx, (), 10)
+            else:
+                reading.find(tx, query)
+            taken.append(len(traced))
+    return taken
+
+
+async def test_reads_of_many_queues_take_no_more_statements(tmp_path: Path) -> None:
+    few = await statements_of_reads(tmp_path / "few.db", queues=1)
+
+    assert await statements_of_reads(tmp_path / "many.db", queues=20) == few
+    assert max(few[1:]) < 10
 
 
 QUERIES = [case for case in named() if case[0] != "session"]

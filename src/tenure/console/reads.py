@@ -104,7 +104,7 @@ from tenure.storage.protocol import ActsQuery, Survey
 
 T = TypeVar("T")
 
-STATS_MOST = 1_000
+STATS_MOST = 500
 """How many ended jobs statistics are made of at most."""
 
 HINTS = 5
@@ -135,7 +135,8 @@ async def meta(call: ApiCall, query: Struct) -> MetaView:
 async def survey(call: ApiCall, query: Struct) -> InfoView:
     """Show all queues, workers and leaders, what is slow, and what needs attention."""
     found = await _survey(call)
-    slow = [run for run in await call.slow.look(call.access.storage, found) if call.user.sees(run.queue)]
+    slow = await call.slow.look(call.access.storage, found)
+    slow = structs.replace(slow, runs=[run for run in slow.runs if call.user.sees(run.queue)])
     return info_view(found, url=call.access.storage.url, timing=call.access.timing, slow=slow)
 
 

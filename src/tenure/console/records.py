@@ -18,10 +18,10 @@ from tenure.storage.protocol import ListOrder
 JOBS_MOST = 200
 """The greatest number of jobs on a page."""
 
-LOOKS = 5_000
+LOOKS = 2_500
 """About how many jobs or events one request looks at."""
 
-SIFTED = 1_000
+SIFTED = 500
 """The same, if the storage cannot check all conditions: each of these jobs is read and checked here."""
 
 EVENTS_MOST = 500

@@ -2,9 +2,9 @@
 
 import asyncio
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from tenure.clock import SECOND, SystemClock
 from tenure.core.job import JobRecord
@@ -12,9 +12,10 @@ from tenure.core.lifecycle import State
 from tenure.core.typical_duration import SAMPLE, SHORT, is_unusually_long, typical_duration
 from tenure.storage.protocol import Query, Storage, Survey
 
-PAGE = 200
-MOST = 2_000
-"""How many active jobs are read at most, the newest first."""
+MOST = 200
+"""How many active jobs are read at most. Jobs that were enqueued more than `OLD` microseconds ago are read first."""
+
+OLD = 3_600 * SECOND
 
 TASKS = 20
 """For how many tasks the usual duration is looked up at most; tasks with the longest current runs come first."""
@@ -41,6 +42,16 @@ class SlowView(Struct, frozen=True, kw_only=True):
     usual: float
 
 
+class SlowRuns(Struct, frozen=True):
+    """The slow runs that were found, the longest first. `capped`: True if not all active jobs were looked at."""
+
+    runs: Sequence[SlowView] = ()
+    capped: bool = False
+
+
+NO_SLOW_RUNS = SlowRuns()
+
+
 class Slow:
     """Finds slow runs; it caches usual durations for callers that look repeatedly."""
 
@@ -48,17 +59,18 @@ class Slow:
         self._clock = SystemClock()
         self._usual: dict[Line, tuple[float, int | None]] = {}
 
-    async def look(self, storage: Storage, survey: Survey) -> list[SlowView]:
-        """Return the slow runs, the longest first."""
-        if not any(queue.counts.get(State.ACTIVE) for queue in survey.queues):
-            return []
+    async def look(self, storage: Storage, survey: Survey) -> SlowRuns:
+        """Look for slow runs."""
+        active = sum(queue.counts.get(State.ACTIVE, 0) for queue in survey.queues)
+        if not active:
+            return NO_SLOW_RUNS
         long: list[JobRecord] = []
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(BUDGET):
                 long = await self._long(storage, survey.now)
                 await self._learn(storage, long)
         found = ((job, survey.now - (job.started or survey.now), self._known(job)) for job in long)
-        return [
+        slow = [
             SlowView(
                 queue=job.queue,
                 id=job.id,
@@ -71,18 +83,19 @@ class Slow:
             for job, ran, usually in found
             if usually is not None and is_unusually_long(ran, usually)
         ]
+        return SlowRuns(slow, capped=active > MOST)
 
     async def _long(self, storage: Storage, now: int) -> list[JobRecord]:
         """Return the active jobs whose runs are no longer short, the longest first."""
-        found: list[JobRecord] = []
-        count, after = 0, None
-        while count < MOST:
-            page = await storage.find(Query(states=(State.ACTIVE,), limit=PAGE, after=after))
-            found += [job for job in page.jobs if job.started is not None and now - job.started >= SHORT]
-            count, after = count + len(page.jobs), page.next
-            if after is None:
-                break
-        return sorted(found, key=lambda job: (job.started or 0, job.id))
+        # A run is not longer than its job is old.
+        query = Query(states=(State.ACTIVE,), created_before=now - SHORT + 1, limit=MOST)
+        page = await storage.find(query)
+        found = page.jobs
+        if page.next is not None:
+            old = await storage.find(structs.replace(query, created_before=now - OLD))
+            found = tuple({job.ref: job for job in (*old.jobs, *found)}.values())[:MOST]
+        long = [job for job in found if job.started is not None and now - job.started >= SHORT]
+        return sorted(long, key=lambda job: (job.started or 0, job.id))
 
     async def _learn(self, storage: Storage, jobs: Iterable[JobRecord]) -> None:
         """Look up the usual durations of these jobs' tasks."""

@@ -26,7 +26,7 @@ from tenure.core.retention import RetentionRules
 from tenure.core.retry import Backoff
 from tenure.core.schedule import Schedule
 from tenure.health.assessment import WorkerHealth, judged
-from tenure.ops.slow_runs import SlowView
+from tenure.ops.slow_runs import NO_SLOW_RUNS, SlowRuns, SlowView
 from tenure.ops.why import Reason
 from tenure.options import Timing
 from tenure.storage.protocol import EnqueueResult, Finding, QueueSurvey, Survey
@@ -408,7 +408,10 @@ class LeaderView(Struct, frozen=True, kw_only=True):
 
 
 class InfoView(Struct, frozen=True, kw_only=True):
-    """A storage in brief. `task_rates`: rates that were set for tasks and replace those of the code; None: no limit."""
+    """A storage in brief. `task_rates`: rates that were set for tasks and replace those of the code; None: no limit.
+
+    `slow_capped`: True if there may be more slow runs, because not all active jobs were looked at.
+    """
 
     url: str
     now: datetime
@@ -419,6 +422,7 @@ class InfoView(Struct, frozen=True, kw_only=True):
     leaders: list[LeaderView]
     swept_ago: float | None
     slow: list[SlowView]
+    slow_capped: bool
     complaints: list[str]
 
 
@@ -515,7 +519,7 @@ def reason_view(reason: Reason) -> ReasonView:
     )
 
 
-def info_view(survey: Survey, *, url: str, timing: Timing, slow: Iterable[SlowView] = ()) -> InfoView:
+def info_view(survey: Survey, *, url: str, timing: Timing, slow: SlowRuns = NO_SLOW_RUNS) -> InfoView:
     """Return the view of a survey, with the assessment of `tenure health`."""
     health = judged(survey, timing=timing, thresholds=Thresholds(), backlog=Backlog(), now=0.0)
     return InfoView(
@@ -527,7 +531,8 @@ def info_view(survey: Survey, *, url: str, timing: Timing, slow: Iterable[SlowVi
         workers=[worker_view(worker) for worker in health.workers],
         leaders=[LeaderView(scope=term.scope, owner=term.owner, epoch=term.epoch) for term in survey.leaders],
         swept_ago=_seconds(survey.swept_ago),
-        slow=list(slow),
+        slow=list(slow.runs),
+        slow_capped=slow.capped,
         complaints=health.complaints,
     )
 

@@ -5,8 +5,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from heapq import merge
-from itertools import count, islice
-from math import ceil
+from itertools import islice
 from operator import itemgetter
 from typing import Any, Protocol
 
@@ -400,17 +399,16 @@ class Partition:
         """Return the newest jobs of some queues, after which number there are more, and how far it looked."""
         found: list[tuple[int, JobRecord]] = []
         above, before = between
-        calls = count(1) if query.looks is None else range(1, 1 + ceil(query.looks / LOOKED_AT_ONCE))
-        for call in calls:
+        looks = query.looks
+        while True:
             request = encode_find(
-                query, limit=limit - len(found), queues=queues, after=after, before=before, above=above
+                query, limit=limit - len(found), queues=queues, after=after, before=before, above=above, looks=looks
             )
             part = decode_find(await self._call("find", request))
             found += part.found
-            before = part.looked_to
-            if before is None or (query.looks is not None and call * LOOKED_AT_ONCE >= query.looks):
+            before, looks = part.looked_to, None if looks is None else looks - part.looks
+            if before is None or (looks is not None and looks <= 0):
                 return found, part.after, before or 0
-        raise AssertionError("the last call returns")
 
     async def listed_due(self, query: Query, limit: int) -> tuple[list[tuple[DuePlace, JobRecord]], DuePlace | None]:
         """Return the delayed jobs that match and fall due first, each with its place.

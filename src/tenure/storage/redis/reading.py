@@ -17,7 +17,7 @@ from tenure.core.fingerprint import FaultSurvey, shown_error
 from tenure.core.internal import included
 from tenure.core.job import JobDetail, JobRecord, LogLine, Owner, Ref
 from tenure.core.leadership import Term
-from tenure.core.lifecycle import State
+from tenure.core.lifecycle import TERMINAL, State
 from tenure.storage.cursors import DuePlace, place_of
 from tenure.storage.protocol import (
     QUEUE_RATE,
@@ -51,7 +51,7 @@ _DUE_AT_ONCE = 64
 """Number of queues whose delayed jobs one call merges by due instant."""
 
 LOOKED_AT_ONCE = 150
-"""Number of jobs that one call of a listing looks at (`LOOKS` of the script)."""
+"""Number of jobs that one call of a listing by due instant looks at (`LOOKS` of the script)."""
 
 GOT_AT_ONCE = 100
 """Maximum number of jobs that one call asks for."""
@@ -70,6 +70,8 @@ _STATES = (
     State.EXPIRED,
 )
 """The state of the jobs in each index of a queue, in the order in which a survey counts the indexes."""
+
+_ENDED = tuple(state for state in State if state in TERMINAL)
 
 _NONE = Settings()
 
@@ -96,6 +98,7 @@ class _Find(Struct, omit_defaults=True, kw_only=True):
     merge: str | None = None
     before: int | None = None
     above: int = 0
+    looks: int | None = None
     due: DuePlace | None = None
     limit: int
 
@@ -160,11 +163,13 @@ class FoundPart(Struct):
     """What one call of a listing found: jobs with their sequence numbers, newest first.
 
     `looked_to`: there may be more jobs with numbers below this. `after`: the number after which there are more queues.
+    `looks`: at how many jobs it has looked.
     """
 
     found: list[tuple[int, JobRecord]]
-    looked_to: int | None = None
-    after: int | None = None
+    looked_to: int | None
+    after: int | None
+    looks: int
 
 
 class DuePart(Struct):
@@ -263,12 +268,13 @@ def encode_find(
     after: int | None = None,
     before: int | None = None,
     above: int = 0,
+    looks: int | None = None,
     due: DuePlace | None = None,
 ) -> list[bytes]:
     """Return the request for a page of jobs with sequence numbers between `above` and `before`.
 
-    `queues`: the queues to look in; None: those of the partition after the number `after`. `due`: list by due instant,
-    after this place.
+    `queues`: the queues to look in; None: those of the partition after the number `after`. `looks`: at how many jobs to
+    look at most. `due`: list by due instant, after this place.
     """
     return RequestEncoder().finish(
         _Find(
@@ -291,6 +297,7 @@ def encode_find(
             merge=query.merge,
             before=before,
             above=above,
+            looks=looks,
             due=due,
             limit=limit,
         )
@@ -299,7 +306,7 @@ def encode_find(
 
 def decode_due(reply: Any) -> DuePart:
     """Return the delayed jobs that were found, each with its place."""
-    found, looked_to, after = reply
+    found, looked_to, after, _ = reply
     return DuePart(
         [
             (_place(at), decode_record(decode_ref(ref), body, payload, result))
@@ -317,7 +324,9 @@ def _place(parts: tuple[int, bytes, bytes]) -> DuePlace:
 
 def _states_of(query: Query) -> tuple[State, ...]:
     """Return the states that the conditions imply; empty: any."""
-    return (State.FAILED,) if query.fault is not None else ()
+    if query.fault is not None:
+        return (State.FAILED,)
+    return _ENDED if query.ended_after is not None or query.ended_before is not None else ()
 
 
 def queues_at_once(query: Query) -> int:
@@ -332,11 +341,12 @@ def queues_at_once(query: Query) -> int:
 
 def decode_find(reply: Any) -> FoundPart:
     """Return the jobs that were found."""
-    found, looked_to, after = reply
+    found, looked_to, after, looks = reply
     return FoundPart(
         [(made, decode_record(decode_ref(ref), body, payload, result)) for made, ref, body, payload, result in found],
         looked_to,
         after,
+        looks,
     )
 
 

@@ -5,6 +5,7 @@ rate's name and leaves the ready jobs. The row also stores when the first parked
 finds the rates that have opened, and the other rates cost it nothing.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 from tenure.core import rate as rule
@@ -23,6 +24,7 @@ from tenure.storage.protocol import (
     queue_topic,
 )
 from tenure.storage.sql import rows
+from tenure.storage.sql.lists import json_names
 from tenure.storage.sql.settings import setting
 from tenure.storage.sql.transaction import Transaction
 
@@ -80,7 +82,8 @@ def limit(tx: Transaction, job: JobRecord, length: int) -> None:
 
 def lift(tx: Transaction, queue: str, name: str, by: str | None) -> None:
     """End the limit of a rate or a queue, or with "*" all limits of the queue."""
-    ended = [limit.rate for limit in limits(tx, queue, None if name == "*" else name)]
+    found = limits(tx, [queue], None if name == "*" else name)
+    ended = [limit.rate for limit in found.get(queue, ())]
     for rate in ended:
         limited = rate or QUEUE_RATE
         tx.rate(queue, LIMIT + limited).taken = RateReservation()
@@ -92,15 +95,16 @@ def lift(tx: Transaction, queue: str, name: str, by: str | None) -> None:
         tx.topics.append(queue_topic(queue))
 
 
-def limits(tx: Transaction, queue: str, only: str | None = None) -> list[StartLimit]:
-    """Return the limits of a queue that are in force, sorted by name: all, or the one of this name."""
-    found = list[StartLimit]()
+def limits(tx: Transaction, queues: Sequence[str], only: str | None = None) -> dict[str, list[StartLimit]]:
+    """Return the limits of each queue that are in force, sorted by name: all, or the one of this name."""
+    found: defaultdict[str, list[StartLimit]] = defaultdict(list)
     tx.flush()
-    for (written,) in tx.all("rates.limits", {"queue": queue, "first": LIMIT, "end": LIMIT[:-1] + ";", "now": tx.now}):
+    values = {"queues": json_names(queues), "first": LIMIT, "end": LIMIT[:-1] + ";", "now": tx.now}
+    for queue, written in tx.all("rates.limits", values):
         name = written.removeprefix(LIMIT)
         until = rule.limit_end(tx.rate(queue, written).taken, tx.now)
-        if until > tx.now and only in (None, name) and len(found) < LOOK_LIMIT:
-            found.append(StartLimit(None if name == QUEUE_RATE else name, until))
+        if until > tx.now and only in (None, name) and len(found[queue]) < LOOK_LIMIT:
+            found[queue].append(StartLimit(None if name == QUEUE_RATE else name, until))
     return found
 
 

@@ -1,9 +1,7 @@
 """Reads that change nothing: job details, listings, the survey and the event log."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from heapq import merge
-from itertools import islice, takewhile
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -12,7 +10,7 @@ from tenure.core.events import AnyEvent, EventsTrimmed
 from tenure.core.figures import FiguresQuery
 from tenure.core.fingerprint import NEWEST, FaultSurvey
 from tenure.core.internal import INTERNAL, included, includes_worker
-from tenure.core.job import JobDetail, Owner, Ref
+from tenure.core.job import JobDetail, JobRecord, Owner, Ref
 from tenure.core.lifecycle import State
 from tenure.storage.cursors import DuePlace, age_of, due_place, place_of
 from tenure.storage.protocol import (
@@ -39,6 +37,7 @@ from tenure.storage.sql.transaction import Transaction
 from tenure.storage.sql.transitions import is_past_lifetime, merged_into, read_job
 
 _UNFINISHED = {State.WAITING: "find.waiting", State.DELAYED: "find.delayed", State.ACTIVE: "find.active"}
+"""The statements that list the jobs of these states, of all the given queues."""
 
 _NEWEST = 1 << 62
 _NONE = Settings()
@@ -58,9 +57,15 @@ def find(tx: Transaction, query: Query) -> Page:
     before = place_of(query.after) if query.after is not None else _NEWEST
     seqs, floor = _matches(tx, query, before, query.limit + 1)
     shown = seqs[: query.limit]
-    found = [row for seq in shown if (row := tx.one("get.by_seq", {"seq": seq})) is not None]
     ends = shown[-1] if len(seqs) > len(shown) else floor
-    return Page(tuple(read_job(tx, row) for row in found), str(ends) if ends else None)
+    return Page(tuple(job for _, job in _records(tx, shown)), str(ends) if ends else None)
+
+
+def _records(tx: Transaction, seqs: Sequence[int]) -> list[tuple[int, JobRecord]]:
+    """Return the jobs with these seqs, in this order, each with its seq."""
+    found = tx.all("get.numbered", {"seqs": json_rows(seqs)}) if seqs else []
+    jobs = {row[0]: read_job(tx, row) for row in found}
+    return [(seq, jobs[seq]) for seq in seqs if seq in jobs]
 
 
 def _due(tx: Transaction, query: Query) -> Page:
@@ -78,12 +83,9 @@ def _due(tx: Transaction, query: Query) -> Page:
                 bounds.append((source["to"], source["queue"], source["last"]))
     found = sorted(
         ((run_at, source["queue"], id_), seq) for source in sources for run_at, id_, seq in tx.all("find.due", source)
-    )
-    jobs = [
-        (place, read_job(tx, row))
-        for place, seq in found[: query.limit + 1]
-        if (row := tx.one("get.by_seq", {"seq": seq})) is not None
-    ]
+    )[: query.limit + 1]
+    places = {seq: place for place, seq in found}
+    jobs = [(places[seq], job) for seq, job in _records(tx, list(places))]
     return page_of_due(jobs, query.limit, min(bounds, default=None))
 
 
@@ -102,18 +104,21 @@ def survey(tx: Transaction, queues: Sequence[str], faults: int, figures: Figures
     tuned = {name: settings.decode(body) for name, body in tx.all("survey.settings", {"kind": "queue"})}
     tasks = {name: settings.decode(body) for name, body in tx.all("survey.settings", {"kind": "task"})}
     names = sorted(set(queues) or included({*counts, *tuned}, ()))
+    listed = json_names(names)
+    oldest = {name: max(0, now - since) for name, since in tx.all("survey.oldest", {"queues": listed})}
+    limits = rates.limits(tx, names)
     terms, swept_at = current_term(tx)
     return Survey(
         queues=tuple(
             QueueSurvey(
                 queue=name,
                 counts={state: counts[name][state] for state in sorted(State) if state in counts[name]},
-                oldest_waiting=_oldest(tx, name),
+                oldest_waiting=oldest.get(name),
                 parked=(parked := counts[name].get("parked", 0)),
                 unknown=unknown_tasks.survey(tx, name) if parked else (),
                 discarded=counts[name].get("discarded", 0),
                 settings=tuned.get(name, _NONE),
-                limits=tuple(rates.limits(tx, name)),
+                limits=tuple(limits.get(name, ())),
             )
             for name in names
         ),
@@ -215,38 +220,32 @@ def _matches(tx: Transaction, query: Query, before: int, limit: int) -> tuple[li
     if query.merge is None and query.id is None and query.fault is None and not states:
         return _walk(tx, query, values)
     queues = _queues(tx, query)
+    values["queues"] = json_names(queues)
     if query.merge is not None:
         values |= {"merge": query.merge, "id": query.id, "states": _named([state.value for state in states])}
-        return sorted(
-            (seq for queue in queues for (seq,) in tx.all("find.merging", {**values, "queue": queue})), reverse=True
-        )[:limit], 0
+        return [seq for (seq,) in tx.all("find.merging", values)], 0
     if query.id is not None:
-        named = [row for queue in queues for row in tx.all("find.named", {**values, "queue": queue, "id": query.id})]
+        named = tx.all("find.named", {**values, "id": query.id})
         return sorted((seq for seq, state in named if not states or state in states), reverse=True)[:limit], 0
     if query.fault is not None:
-        return _of_fault(tx, query, values, queues) if State.FAILED in (states or (State.FAILED,)) else ([], 0)
-    sources = [(queue, state) for queue in queues for state in states]
+        return _of_fault(tx, query, values, len(queues)) if State.FAILED in (states or (State.FAILED,)) else ([], 0)
+    over = json_rows([(queue, state.value) for queue in queues for state in states if state not in _UNFINISHED])
     looks = query.looks
     floor = 0
     if looks is not None:
         counts = {(queue, state): jobs for queue, state, jobs in tx.all("survey.counts")}
         # No index has the unfinished jobs of a queue in the order of their seqs: all of them would be sorted.
-        if sum(counts.get((queue, state.value), 0) for queue, state in sources if state in _UNFINISHED) > looks:
+        unfinished = [(queue, state.value) for queue in queues for state in states if state in _UNFINISHED]
+        if sum(counts.get(source, 0) for source in unfinished) > looks:
             return _walk(tx, query, values)
-        share = _share(query, len(sources))
-        floor = max(
-            (
-                _floor(tx, "find.floor_over", {"queue": queue, "state": state.value, "before": before, "looks": share})
-                for queue, state in sources
-                if state not in _UNFINISHED
-            ),
-            default=0,
-        )
-    pages = [
-        tx.all(_UNFINISHED.get(state, "find.over"), {**values, "queue": queue, "state": state.value, "floor": floor})
-        for queue, state in sources
-    ]
-    return _merged(pages, limit, floor), floor
+        share = _share(query, len(queues) * len(states))
+        floor = _floor(tx, "find.floor_over", {"sources": over, "before": before, "looks": share})
+    values |= {"floor": floor, "sources": over}
+    pages = [tx.all(statement, values) for state, statement in _UNFINISHED.items() if state in states]
+    if any(state not in _UNFINISHED for state in states):
+        pages.append(tx.all("find.over", values))
+    seqs = sorted((seq for page in pages for (seq,) in page if seq >= floor), reverse=True)
+    return seqs[:limit], floor
 
 
 def _queues(tx: Transaction, query: Query) -> list[str]:
@@ -279,20 +278,12 @@ def _share(query: Query, sources: int) -> int | None:
     return max(min(query.limit + 1, query.looks), query.looks // max(1, sources))
 
 
-def _of_fault(tx: Transaction, query: Query, values: dict[str, Any], queues: Iterable[str]) -> tuple[list[int], int]:
+def _of_fault(tx: Transaction, query: Query, values: dict[str, Any], queues: int) -> tuple[list[int], int]:
     """Return the newest matches among the failed jobs that have a fault."""
-    sources = [{**values, "queue": queue} for queue in queues]
-    floor, looks = 0, _share(query, len(sources))
-    if looks is not None:
-        floor = max((_floor(tx, "find.floor_fault", {**source, "looks": looks}) for source in sources), default=0)
-    pages = [tx.all("find.of_fault", {**source, "floor": floor}) for source in sources]
-    return _merged(pages, values["limit"], floor), floor
-
-
-def _merged(pages: Sequence[Sequence[Row]], limit: int, floor: int) -> list[int]:
-    """Return the first seqs of several listings, down to a floor."""
-    seqs = (seq for (seq,) in merge(*pages, reverse=True))
-    return list(islice(takewhile(lambda seq: seq >= floor, seqs), limit))
+    floor = 0
+    if (looks := _share(query, queues)) is not None:
+        floor = _floor(tx, "find.floor_fault", {**values, "looks": looks})
+    return [seq for (seq,) in tx.all("find.of_fault", {**values, "floor": floor})], floor
 
 
 def _walk(tx: Transaction, query: Query, values: dict[str, Any]) -> tuple[list[int], int]:
@@ -307,16 +298,11 @@ def _walk(tx: Transaction, query: Query, values: dict[str, Any]) -> tuple[list[i
 def _floor(tx: Transaction, statement: str, values: dict[str, Any]) -> int:
     """Return the seq of the last job that a call may look at; 0: it may look at all."""
     row = tx.one(statement, values)
-    return 0 if row is None else int(row[0])
+    return 0 if row is None or row[0] is None else int(row[0])
 
 
 def _named(names: Sequence[str]) -> str | None:
     return json_names(names) if names else None
-
-
-def _oldest(tx: Transaction, queue: str) -> int | None:
-    row = tx.one("survey.oldest", {"queue": queue})
-    return None if row is None or row[0] is None else max(0, tx.now - row[0])
 
 
 def _worker(row: Row, now: int) -> WorkerSurvey:

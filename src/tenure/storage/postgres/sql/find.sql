@@ -1,7 +1,8 @@
 -- find: one page of a listing, newest first or (`due`) by due instant, as seqs. There is one statement for each index
 -- that can answer. A job whose own lifetime is over counts as deleted, even before a sweep.
--- Parameters: queue, state, id; tasks, reasons, tags (each a JSON list or NULL); owner, schedule, fault, key;
+-- Parameters: queues (a list), sources (a list of queue and state), id; tasks, reasons, tags (each a JSON list or NULL); owner, schedule, fault, key;
 -- created_after, created_before, ended_after, ended_before; now; before and floor (seqs; floor is included), limit.
+-- `seq + 0` instead of `seq` where few jobs are sorted: an index that has this order would be read through all jobs.
 
 -- fragment: conditions
    AND (:tasks::text IS NULL OR task = ANY (names_in(:tasks)))
@@ -25,24 +26,34 @@ SELECT queue FROM tally GROUP BY queue;
 SELECT seq FROM job WHERE seq < :before ORDER BY seq DESC LIMIT 1 OFFSET :looks - 1;
 
 -- name: floor_over
-SELECT seq
-  FROM job
- WHERE day >= 1
-   AND queue = :queue
-   AND state = :state
-   AND seq < :before
- ORDER BY seq DESC
- LIMIT 1 OFFSET :looks - 1;
+-- The greatest of these seqs: of each source, that of the last one of `looks` jobs.
+SELECT max(last.seq)
+  FROM jsonb_array_elements(:sources::jsonb) AS listed
+ CROSS JOIN LATERAL (
+       SELECT seq
+         FROM job
+        WHERE day >= 1
+          AND queue = listed ->> 0
+          AND state = listed ->> 1
+          AND seq < :before
+        ORDER BY seq DESC
+        LIMIT 1 OFFSET :looks - 1
+ ) AS last;
 
 -- name: floor_fault
-SELECT seq
-  FROM job
- WHERE day >= 1
-   AND queue = :queue
-   AND fault = :fault
-   AND seq < :before
- ORDER BY seq DESC
- LIMIT 1 OFFSET :looks - 1;
+-- The greatest of these seqs: of each queue, that of the last one of `looks` jobs with the fault.
+SELECT max(last.seq)
+  FROM unnest(names_in(:queues)) AS listed
+ CROSS JOIN LATERAL (
+       SELECT seq
+         FROM job
+        WHERE day >= 1
+          AND queue = listed
+          AND fault = :fault
+          AND seq < :before
+        ORDER BY seq + 0 DESC
+        LIMIT 1 OFFSET :looks - 1
+ ) AS last;
 
 -- name: all
 SELECT seq
@@ -57,7 +68,8 @@ SELECT seq
 
 -- name: named
 SELECT seq, state
-  FROM job_named(:queue, :id)
+  FROM unnest(names_in(:queues)) AS listed
+ CROSS JOIN LATERAL job_named(listed, :id)
  WHERE seq < :before
 -- include: conditions
 ;
@@ -67,67 +79,74 @@ SELECT seq, state
 -- Parameters in addition to the others: merge, states.
 SELECT seq
   FROM job_live
- WHERE queue = :queue
+ WHERE queue = ANY (names_in(:queues))
    AND merge_key = :merge
    AND seq < :before
    AND (:id::text IS NULL OR id = :id)
    AND (:states::text IS NULL OR state = ANY (names_in(:states)))
 -- include: conditions
- ORDER BY seq DESC
+ ORDER BY seq + 0 DESC
  LIMIT :limit;
 
 -- name: waiting
 SELECT seq
   FROM job_live
- WHERE queue = :queue
+ WHERE queue = ANY (names_in(:queues))
    AND state = 'waiting'
    AND seq < :before
 -- include: conditions
- ORDER BY seq DESC
+ ORDER BY seq + 0 DESC
  LIMIT :limit;
 
 -- name: delayed
 SELECT seq
   FROM job_live
- WHERE queue = :queue
+ WHERE queue = ANY (names_in(:queues))
    AND state = 'delayed'
    AND seq < :before
 -- include: conditions
- ORDER BY seq DESC
+ ORDER BY seq + 0 DESC
  LIMIT :limit;
 
 -- name: active
 SELECT seq
   FROM job_live
- WHERE queue = :queue
+ WHERE queue = ANY (names_in(:queues))
    AND state = 'active'
    AND seq < :before
 -- include: conditions
- ORDER BY seq DESC
+ ORDER BY seq + 0 DESC
  LIMIT :limit;
 
 -- name: over
-SELECT seq
-  FROM job
- WHERE day >= 1
-   AND queue = :queue
-   AND state = :state
-   AND seq < :before
-   AND seq >= :floor
+-- The newest ones of each source are found first, and those of all sources are merged.
+SELECT newest.seq
+  FROM jsonb_array_elements(:sources::jsonb) AS listed
+ CROSS JOIN LATERAL (
+       SELECT seq
+         FROM job
+        WHERE day >= 1
+          AND queue = listed ->> 0
+          AND state = listed ->> 1
+          AND seq < :before
+          AND seq >= :floor
 -- include: conditions
- ORDER BY seq DESC
+        ORDER BY seq DESC
+        LIMIT :limit
+ ) AS newest
+ ORDER BY newest.seq DESC
  LIMIT :limit;
 
 -- name: of_fault
 SELECT seq
   FROM job
  WHERE day >= 1
-   AND queue = :queue
+   AND queue = ANY (names_in(:queues))
    AND fault = :fault
    AND seq < :before
    AND seq >= :floor
 -- include: conditions
- ORDER BY seq DESC
+ ORDER BY seq + 0 DESC
  LIMIT :limit;
 
 -- name: due

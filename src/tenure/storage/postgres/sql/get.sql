@@ -14,6 +14,12 @@ SELECT job FROM call WHERE queue = :queue AND id = :id;
 -- The arguments that a job has collected, each in its frame.
 SELECT payload FROM call WHERE queue = :queue AND job = :job ORDER BY place;
 
+-- name: numbered
+-- `seqs`: a list.
+SELECT found.*
+  FROM unnest(translate(:seqs, '[]', '{}')::bigint[]) AS listed
+ CROSS JOIN LATERAL job_numbered(listed) AS found;
+
 -- name: by_seqs
 -- Unfinished jobs.
 -- `seqs`: a list.

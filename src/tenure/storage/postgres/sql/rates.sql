@@ -20,11 +20,11 @@ ON CONFLICT (queue, name) DO UPDATE SET opens_at = excluded.opens_at;
 SELECT queue FROM rate WHERE name = 'limit:queue';
 
 -- name: limits
--- The limits of a queue that may be in force.
+-- The limits of the given queues (a list) that may be in force.
 -- `first`: the first possible name. `end`: the first name after all possible ones.
-SELECT name
+SELECT queue, name
   FROM rate
- WHERE queue = :queue
+ WHERE queue = ANY (names_in(:queues))
    AND name >= :first
    AND name < :end
    AND taken_until > :now

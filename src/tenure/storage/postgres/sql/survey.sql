@@ -8,7 +8,12 @@ SELECT queue, state, jobs FROM tally WHERE jobs > 0;
 SELECT name, body FROM setting WHERE kind = :kind;
 
 -- name: oldest
-SELECT min(run_at) FROM job_live WHERE queue = :queue AND state = 'waiting';
+-- Of each of the given queues (a list) that has waiting jobs, since when the longest-waiting one has waited.
+SELECT listed, first.run_at
+  FROM unnest(names_in(:queues)) AS listed
+ CROSS JOIN LATERAL (
+       SELECT run_at FROM job_live WHERE queue = listed AND state = 'waiting' ORDER BY run_at LIMIT 1
+ ) AS first;
 
 -- name: since
 -- Since when the longest-waiting of the first jobs that are parked under a key has waited.

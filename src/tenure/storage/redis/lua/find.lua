@@ -3,14 +3,18 @@
 -- find: return one page of a listing, newest first or by due instant, as far as one call gets.
 --
 -- Request: {queues, after, span, states, tasks, reasons, tags, owner, key, schedule, fault, created_after,
--- created_before, ended_after, ended_before, id, merge, before, above, limit}. Without `queues`, it looks in `span` of
--- the partition's queues, those after the number `after`, but not in internal ones. `before`, `above`: only jobs with
--- sequence numbers between these. `due`: list delayed jobs by due instant, then queue and id, those after this {instant, queue, id}; then `made`
--- and `looked_to` are such places, of the last job that was looked at.
--- Answer: {found, looked_to, next}. An entry of `found` is {made, ref, record, payload, result}. `looked_to`: there may
--- be more jobs with numbers below this, or false. `next`: the number after which there are more queues, or false.
+-- created_before, ended_after, ended_before, id, merge, before, above, looks, limit}. Without `queues`, it looks in
+-- `span` of the partition's queues, those after the number `after`, but not in internal ones. `before`, `above`: only
+-- jobs with sequence numbers between these. `looks`: at how many jobs to look at most. `due`: list delayed jobs by due
+-- instant, then queue and id, those after this {instant, queue, id}; then `made` and `looked_to` are such places, of
+-- the last job that was looked at.
+-- Answer: {found, looked_to, next, looks}. An entry of `found` is {made, ref, record, payload, result}. `looked_to`:
+-- there may be more jobs with numbers below this, or false. `next`: the number after which there are more queues, or
+-- false. `looks`: at how many jobs it has looked.
 -- constants: INTERNAL
 local LOOKS, BYTES, MOST_AT_ONCE, SORTED = 150, 2097152, 64, 5000
+-- What it costs to search the bytes of a record, if to decode one costs 1.
+local UNDECODED = 0.25
 local STATES = { 'delayed', 'waiting', 'active', 'completed', 'failed', 'cancelled', 'expired' }
 
 local function set_of(names)
@@ -109,16 +113,17 @@ local function contains_one(body, names)
   return false
 end
 
--- Return the job of a ref if it is asked for, or nil. To look for a name in a record is faster than to decode it.
+-- Return what it costs to look at a job, and the job if it is asked for, or nil. To look for a name in a record is
+-- faster than to decode it.
 local function job_asked_for(ref)
   local body = #required > 0 and RecordBytes.get(ref)
   for _, names in ipairs(body and required or {}) do
     if not contains_one(body, names) then
-      return nil
+      return UNDECODED, nil
     end
   end
   local job = Record.get(ref)
-  return job and asked_for(job) and job or nil
+  return 1, job and asked_for(job) and job or nil
 end
 
 local function is_internal(queue)
@@ -218,14 +223,15 @@ local function shown(job)
 end
 
 local function look_through(queues)
-  local heap, found, looks = sources_of(queues), {}, 0
+  local heap, found, looks, cost = sources_of(queues), {}, 0, 0
+  local most = REQUEST.looks or math.huge
   while #heap > 0 and #found < REQUEST.limit do
-    if looks >= LOOKS or bytes > BYTES then
-      return found, heap[1].made + 1
+    if cost >= LOOKS or looks >= most or bytes > BYTES then
+      return found, heap[1].made + 1, looks
     end
-    looks = looks + 1
     local source = heap[1]
-    local job = job_asked_for(pair(source.queue, source.id))
+    local its_cost, job = job_asked_for(pair(source.queue, source.id))
+    looks, cost = looks + 1, cost + its_cost
     if job then
       found[#found + 1] = shown(job)
     end
@@ -238,7 +244,7 @@ local function look_through(queues)
       sift(heap, 1)
     end
   end
-  return found, false
+  return found, false, looks
 end
 
 -- The indexes of finished jobs that are not in `over`: those with a lifetime of their own, and those to be redriven.
@@ -433,7 +439,7 @@ local queues, more = queues_asked_for()
 if REQUEST.due then
   local at, queue, id = unpack(REQUEST.due)
   local found, looked_to = look_by_due(queues, { at = at, queue = queue, id = id })
-  return { found, looked_to, more }
+  return { found, looked_to, more, LOOKS }
 end
 local refs, numbers
 if REQUEST.id then
@@ -443,12 +449,12 @@ elseif REQUEST.fault then
 elseif not REQUEST.merge then
   refs = ended(queues)
 end
-local found, looked_to
+local found, looked_to, looks
 if numbers then
   found, looked_to = look_in_order(numbers, refs)
 elseif refs then
   found, looked_to = look_at(refs)
 else
-  found, looked_to = look_through(queues)
+  found, looked_to, looks = look_through(queues)
 end
-return { found, looked_to, more }
+return { found, looked_to, more, looks or LOOKS }

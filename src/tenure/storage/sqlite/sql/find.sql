@@ -1,6 +1,6 @@
 -- find: one page of a listing, newest first or (`due`) by due instant, as seqs. There is one statement for each index
 -- that can answer. A job whose own lifetime is over counts as deleted, even before a sweep.
--- Parameters: queue, state, id; tasks, reasons, tags (each a JSON list or NULL); owner, schedule, fault, key;
+-- Parameters: queues (a list), sources (a list of queue and state), id; tasks, reasons, tags (each a JSON list or NULL); owner, schedule, fault, key;
 -- created_after, created_before, ended_after, ended_before; now; before and floor (seqs; floor is included), limit.
 
 -- fragment: conditions
@@ -39,23 +39,35 @@ SELECT queue FROM tenure_tally GROUP BY queue;
 SELECT seq FROM tenure_job NOT INDEXED WHERE seq < :before ORDER BY seq DESC LIMIT 1 OFFSET :looks - 1;
 
 -- name: floor_over
-SELECT seq
-  FROM tenure_job
- WHERE queue = :queue
-   AND state = :state
-   AND finished IS NOT NULL
-   AND seq < :before
- ORDER BY seq DESC
- LIMIT 1 OFFSET :looks - 1;
+-- The greatest of these seqs: of each source, that of the last one of `looks` jobs.
+SELECT max(
+           (
+           SELECT seq
+             FROM tenure_job INDEXED BY tenure_job_over
+            WHERE queue = listed.value ->> 0
+              AND state = listed.value ->> 1
+              AND finished IS NOT NULL
+              AND seq < :before
+            ORDER BY seq DESC
+            LIMIT 1 OFFSET :looks - 1
+           )
+       )
+  FROM json_each(:sources) AS listed;
 
 -- name: floor_fault
-SELECT seq
-  FROM tenure_job
- WHERE queue = :queue
-   AND fault = :fault
-   AND seq < :before
- ORDER BY seq DESC
- LIMIT 1 OFFSET :looks - 1;
+-- The greatest of these seqs: of each queue, that of the last one of `looks` jobs with the fault.
+SELECT max(
+           (
+           SELECT seq
+             FROM tenure_job INDEXED BY tenure_job_fault
+            WHERE queue = listed.value
+              AND fault = :fault
+              AND seq < :before
+            ORDER BY seq DESC
+            LIMIT 1 OFFSET :looks - 1
+           )
+       )
+  FROM json_each(:queues) AS listed;
 
 -- name: all
 SELECT seq
@@ -75,7 +87,7 @@ SELECT seq
 -- name: named
 SELECT seq, state
   FROM tenure_job
- WHERE queue = :queue
+ WHERE queue IN (SELECT value FROM json_each(:queues))
    AND id = :id
    AND seq < :before
 -- include: conditions
@@ -86,7 +98,7 @@ SELECT seq, state
 -- Parameters in addition to the others: merge, states.
 SELECT seq
   FROM tenure_job INDEXED BY tenure_job_merge
- WHERE queue = :queue
+ WHERE queue IN (SELECT value FROM json_each(:queues))
    AND merge_key = :merge
    AND finished IS NULL
    AND seq < :before
@@ -99,7 +111,7 @@ SELECT seq
 -- name: waiting
 SELECT seq
   FROM tenure_job INDEXED BY tenure_job_waiting
- WHERE queue = :queue
+ WHERE queue IN (SELECT value FROM json_each(:queues))
    AND state = 'waiting'
    AND seq < :before
 -- include: conditions
@@ -109,7 +121,7 @@ SELECT seq
 -- name: delayed
 SELECT seq
   FROM tenure_job INDEXED BY tenure_job_delayed
- WHERE queue = :queue
+ WHERE queue IN (SELECT value FROM json_each(:queues))
    AND state = 'delayed'
    AND seq < :before
 -- include: conditions
@@ -124,28 +136,36 @@ SELECT seq
        UNION ALL
        SELECT seq FROM tenure_job INDEXED BY tenure_job_suspect WHERE state = 'active' AND suspect_until IS NOT NULL
  )
-   AND queue = :queue
+   AND queue IN (SELECT value FROM json_each(:queues))
    AND seq < :before
 -- include: conditions
  ORDER BY seq DESC
  LIMIT :limit;
 
 -- name: over
-SELECT seq
-  FROM tenure_job
- WHERE queue = :queue
-   AND state = :state
-   AND finished IS NOT NULL
-   AND seq < :before
-   AND seq >= :floor
+-- The newest ones of each source are found first, and those of all sources are merged.
+SELECT tenure_job.seq
+  FROM json_each(:sources) AS listed
+ CROSS JOIN tenure_job NOT INDEXED
+    ON tenure_job.seq IN (
+       SELECT seq
+         FROM tenure_job INDEXED BY tenure_job_over
+        WHERE queue = listed.value ->> 0
+          AND state = listed.value ->> 1
+          AND finished IS NOT NULL
+          AND seq < :before
+          AND seq >= :floor
 -- include: conditions
- ORDER BY seq DESC
+        ORDER BY seq DESC
+        LIMIT :limit
+ )
+ ORDER BY tenure_job.seq DESC
  LIMIT :limit;
 
 -- name: of_fault
 SELECT seq
   FROM tenure_job INDEXED BY tenure_job_fault
- WHERE queue = :queue
+ WHERE queue IN (SELECT value FROM json_each(:queues))
    AND fault = :fault
    AND seq < :before
    AND seq >= :floor

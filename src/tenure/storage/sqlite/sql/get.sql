@@ -14,6 +14,10 @@ SELECT job FROM tenure_call WHERE queue = :queue AND id = :id;
 -- The arguments that a job has collected, each in its frame.
 SELECT payload FROM tenure_call INDEXED BY tenure_call_of_job WHERE queue = :queue AND job = :job ORDER BY place;
 
+-- name: numbered
+-- `seqs`: a list.
+SELECT * FROM tenure_job WHERE seq IN (SELECT value FROM json_each(:seqs));
+
 -- name: by_seqs
 -- `seqs`: a list.
 SELECT * FROM tenure_job WHERE seq IN (SELECT value FROM json_each(:seqs));
