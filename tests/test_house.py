@@ -91,7 +91,7 @@ INNER_FLOORS: dict[str, tuple[str, ...]] = {
     ),
     "tenure.supervisor": ("child reload systemd", "monitor overview recovery", "supervisor"),
     "tenure.storage": (
-        "cursors",
+        "cursors waiting",
         "forking migrations notifications policies protocol script_files secrets",
         "connections moving notification_retry sql",
         "memory postgres redis sqlite",
@@ -100,8 +100,8 @@ INNER_FLOORS: dict[str, tuple[str, ...]] = {
     "tenure_testing.conformance": (
         "helpers state_machine",
         "acts claim_numbers collecting crashes differential due_order enqueue events exchange many_queues notices "
-        "order published_tasks reading reclaim regressions renew revise sweep ttl tune unique_keys",
-        "concurrency_keys dead_letters figures limits moves pause rates retention schedules unknown_tasks",
+        "order published_tasks reading reclaim regressions renew revise sweep ttl tune unique_keys waiting",
+        "concurrency_keys dead_letters figures flows limits moves pause rates retention schedules unknown_tasks",
         "suite",
         "__init__",
     ),

@@ -21,6 +21,7 @@ from tenure.client.workers import Workers
 from tenure.core.events import (
     Event,
     EventsTrimmed,
+    FlowBroken,
     JobCancelled,
     JobCollected,
     JobCompleted,
@@ -69,6 +70,7 @@ from tenure.core.schedule import Schedule
 from tenure.errors import (
     AmbiguousJobError,
     DuplicateJobError,
+    FlowError,
     JobActiveError,
     JobCancelledError,
     JobError,
@@ -144,6 +146,8 @@ __all__ = [
     "DuplicateJobError",
     "Event",
     "EventsTrimmed",
+    "FlowBroken",
+    "FlowError",
     "Inject",
     "Job",
     "JobActiveError",

@@ -8,6 +8,7 @@ TenureError
 │   ├── DuplicateJobError
 │   ├── AmbiguousJobError
 │   ├── JobActiveError
+│   ├── FlowError
 │   └── ThrottledError
 ├── StorageError
 │   ├── StorageUnavailableError   wait: it may come back
@@ -117,6 +118,10 @@ class JobActiveError(UsageError):
 
     def __reduce__(self) -> tuple[type["JobActiveError"], tuple[tuple[tuple[str, str], ...], int]]:
         return type(self), (self.jobs, self.deleted)
+
+
+class FlowError(UsageError):
+    """A flow, or a job that waits for others, is invalid, or the storage does not support it. Nothing was written."""
 
 
 class ThrottledError(UsageError):

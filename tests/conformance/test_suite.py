@@ -9,12 +9,16 @@ from pathlib import Path
 import pytest
 
 import tenure
-from tenure_testing.conformance import StorageConformance
+from tenure_testing.conformance import FlowsConformance, NoFlowsConformance, StorageConformance
+
+
+class _Whole(StorageConformance, FlowsConformance, NoFlowsConformance):
+    """All parts of the suite."""
 
 
 def test_no_test_of_the_suite_hides_another() -> None:
     seen: dict[str, type] = {}
-    for part in inspect.getmro(StorageConformance):
+    for part in inspect.getmro(_Whole):
         for name in vars(part):
             if name.startswith("test_"):
                 assert name not in seen, f"{name} is in {part.__name__} and in {seen[name].__name__}"
@@ -22,7 +26,7 @@ def test_no_test_of_the_suite_hides_another() -> None:
 
 
 def test_every_test_of_the_suite_is_a_coroutine() -> None:
-    tests = [member for name, member in inspect.getmembers(StorageConformance) if name.startswith("test_")]
+    tests = [member for name, member in inspect.getmembers(_Whole) if name.startswith("test_")]
 
     assert tests
     assert all(inspect.iscoroutinefunction(test) for test in tests)
@@ -31,10 +35,10 @@ def test_every_test_of_the_suite_is_a_coroutine() -> None:
 ELSEWHERE = """
 import pytest_asyncio
 from tenure.storage.memory.storage import MemoryStorage
-from tenure_testing.conformance import StorageConformance
+from tenure_testing.conformance import FlowsConformance, StorageConformance
 
 
-class TestElsewhere(StorageConformance):
+class TestElsewhere(StorageConformance, FlowsConformance):
     @pytest_asyncio.fixture
     async def storage(self, clock):
         storage = MemoryStorage(clock=clock)

@@ -16,11 +16,13 @@ from tenure.core.outcome import (
     Returned,
     Snoozed,
     Stalled,
+    Suspended,
     TimedOut,
     Unknown,
     Unreadable,
 )
 from tenure.core.retry import Backoff
+from tenure.core.waiting import Need, Wait
 
 NOW = 1_767_225_600 * SECOND
 ERROR = RecordedError("ValueError", "no good")
@@ -43,6 +45,8 @@ ACTIVE = JobRecord(
     stall=StallTerms(max_stalls=1),
 )
 
+WAIT = Wait((Need(box="signal:approved"),))
+
 OUTCOMES: tuple[Outcome, ...] = (
     Returned(b"3"),
     Raised(ERROR),
@@ -51,6 +55,7 @@ OUTCOMES: tuple[Outcome, ...] = (
     Unreadable(ERROR),
     Unknown(),
     Snoozed(10 * SECOND),
+    Suspended(WAIT),
     RateLimitHit(10 * SECOND),
     Interrupted("shutdown"),
     Cancelled("enough"),

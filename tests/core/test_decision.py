@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from tenure.clock import SECOND
-from tenure.core.decision import SHORTAGE_REST, Decision, Finish, PutBack, RunEnd, counts, decide, run_end
+from tenure.core.decision import SHORTAGE_REST, Decision, Finish, PutBack, RunEnd, Suspend, counts, decide, run_end
 from tenure.core.job import OnWorkerLost, Policy, RecordedError, Redriving, StallReason
 from tenure.core.lifecycle import State
 from tenure.core.outcome import (
@@ -22,12 +22,13 @@ from tenure.core.outcome import (
     Returned,
     Snoozed,
     Stalled,
+    Suspended,
     TimedOut,
     Unknown,
     Unreadable,
 )
 from tenure.core.retry import Backoff
-from tests.core.cases import ERROR, OUTCOMES, active
+from tests.core.cases import ERROR, OUTCOMES, WAIT, active
 
 REST = 7 * SECOND
 DELAY = 10 * SECOND
@@ -68,6 +69,7 @@ def parked(reason: str) -> PutBack:
         (Unknown(), parked("unknown_task"), None),
         (Unknown("newer_payload"), parked("newer_payload"), None),
         (Snoozed(DELAY), released(DELAY, "snoozed"), None),
+        (Suspended(WAIT), Suspend(wait=WAIT), None),
         (RateLimitHit(DELAY), released(DELAY, "rate_limited"), None),
         (Interrupted("shutdown"), released(0, "shutdown"), None),
         (Interrupted("prefetch"), released(0, "prefetch"), None),
@@ -244,6 +246,8 @@ def test_a_decision_charges_one_budget_at_most_and_delays_never_backwards(
             "TimedOut": "failures",
             "Stalled": "stalls",
         }.get(type(outcome).__name__, "releases")
+    elif isinstance(decision, Suspend):
+        assert decision.charge == "releases"
     else:
         assert (decision.charge is None) == (decision.state in (State.COMPLETED, State.CANCELLED))
         assert (decision.error is not None) == (decision.state is State.FAILED)
@@ -266,6 +270,7 @@ def test_a_decision_charges_one_budget_at_most_and_delays_never_backwards(
         (Cancelled("enough"), RunEnd("cancelled", "enough")),
         (Cancelled(), RunEnd("cancelled")),
         (Snoozed(DELAY), RunEnd("released", "snoozed")),
+        (Suspended(WAIT), RunEnd("released", "suspended")),
         (RateLimitHit(DELAY), RunEnd("released", "rate_limited")),
         (Interrupted("shutdown"), RunEnd("released", "shutdown")),
         (Unknown(), RunEnd("released", "unknown_task")),

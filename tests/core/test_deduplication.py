@@ -17,7 +17,7 @@ DEBOUNCE, COLLECT = DebounceKey("k", 5 * SECOND, 20 * SECOND), CollectKey("k", 5
 @pytest.mark.parametrize(
     ("key", "held_in"),
     [
-        (UNFINISHED, {State.DELAYED, State.WAITING, State.ACTIVE}),
+        (UNFINISHED, {State.DELAYED, State.WAITING, State.ACTIVE, State.SUSPENDED}),
         (QUEUED, {State.DELAYED, State.WAITING}),
         (TIMED, set[State]()),
     ],
@@ -26,6 +26,13 @@ def test_a_unique_key_is_held_in_the_states_of_its_scope(key: MergeKey, held_in:
     jobs = [structs.replace(ACTIVE, state=state, merge=key) for state in State]
 
     assert {job.state for job in jobs if accepts_merge(job, key)} == held_in
+
+
+def test_a_suspended_job_is_queued_until_its_first_start() -> None:
+    suspended = structs.replace(ACTIVE, state=State.SUSPENDED, starts=0, merge=QUEUED)
+
+    assert accepts_merge(suspended, QUEUED)
+    assert not accepts_merge(structs.replace(suspended, starts=1), QUEUED)
 
 
 @pytest.mark.parametrize("key", [DEBOUNCE, COLLECT])

@@ -31,12 +31,13 @@ from tenure.core.outcome import (
     Returned,
     Snoozed,
     Stalled,
+    Suspended,
     TimedOut,
     Unknown,
     Unreadable,
 )
 from tenure.core.settlement import settlement, when_cancelling
-from tests.core.cases import ACTIVE, ERROR, OUTCOMES, active, lease
+from tests.core.cases import ACTIVE, ERROR, OUTCOMES, WAIT, active, lease
 
 
 def events_of(job: JobRecord, outcome: Outcome) -> tuple[JobEvent, ...]:
@@ -76,6 +77,7 @@ def retried(delay: float) -> JobRetried:
         (Unreadable(ERROR), failed("undecodable")),
         (Unknown(), released("unknown_task", 0.0)),
         (Snoozed(2 * SECOND), released("snoozed", 2.0)),
+        (Suspended(WAIT), released("suspended", 0.0)),
         (RateLimitHit(2 * SECOND), released("rate_limited", 2.0)),
         (Interrupted("prefetch"), released("prefetch", 0.0)),
         (

@@ -24,6 +24,7 @@ from tenure.core.job import (
 from tenure.core.lifecycle import State
 from tenure.core.move import MoveMark
 from tenure.core.retry import Backoff
+from tenure.core.waiting import Links, Need, Wait
 from tenure.ops.why import Cause, Reason, WhyInput, explain
 from tenure.storage.protocol import QueueSurvey, Settings, StartLimit, Survey, WorkerSurvey
 
@@ -46,6 +47,11 @@ def active(id_: str = "a", **fields: Any) -> JobRecord:
 def delayed(**fields: Any) -> JobRecord:
     given: dict[str, Any] = {"run_at": NOW + MINUTE}
     return job(state=State.DELAYED, **(given | fields))
+
+
+def suspended() -> JobRecord:
+    needs = Need(box="a", source=Ref("q", "a")), Need(box="signal:approved")
+    return job(state=State.SUSPENDED, links=Links(Wait(needs)))
 
 
 def ran(ended: str | None, reason: str | None = None) -> RunRecord:
@@ -128,6 +134,7 @@ CASES: list[tuple[Cause, list[Reason], str]] = [
     ("rate_limited", reasons(job(), limited(None)), "nothing starts in queue 'q' before 2027-01-15"),
     ("rate_limited", reasons(job(parked_under="rate:api"), limited("api")), "under rate 'api' before 2027-01-15"),
     ("delayed", reasons(delayed()), "due in 60.0 s"),
+    ("suspended", reasons(suspended()), "waits for the job 'a' of the queue 'q' and 'signal:approved'"),
     ("overdue", reasons(delayed(run_at=NOW - SECOND)), "due for 1.0 s"),
     ("expires_first", reasons(delayed(expires_at=NOW + SECOND)), "expires in 1.0 s"),
     ("expires_first", reasons(job(expires_at=NOW - SECOND)), "ended 1.0 s ago"),

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tenure.core.job import JobRecord, Key, RecordedError, UniqueKey
+from tenure.core.job import JobRecord, Key, RecordedError, Ref, UniqueKey
 from tenure.core.lifecycle import State
 from tenure.core.outcome import (
     Cancelled,
@@ -16,10 +16,12 @@ from tenure.core.outcome import (
     Returned,
     Snoozed,
     Stalled,
+    Suspended,
     TimedOut,
     Unknown,
     Unreadable,
 )
+from tenure.core.waiting import Need, Wait
 from tenure.worker.isolation.messages import (
     LONGEST,
     InvalidMessageError,
@@ -55,6 +57,7 @@ OUTCOMES: list[Outcome] = [
     Unreadable(ERROR),
     Unknown("newer_payload"),
     Snoozed(1),
+    Suspended(Wait((Need(box="signal:approved", until=5, source=Ref("q", "a")),))),
     RateLimitHit(1),
     Interrupted("shutdown", 5),
     Cancelled("enough", by="handler"),

@@ -17,11 +17,13 @@ from tenure.core.outcome import (
     Returned,
     Snoozed,
     Stalled,
+    Suspended,
     TimedOut,
     Unknown,
     Unreadable,
 )
 from tenure.core.postmortem import first_line, stall_cause
+from tenure.core.waiting import Wait
 
 STALL_ERROR = "JobStalledError"
 """The error type of a job that failed because of its stalls."""
@@ -74,7 +76,15 @@ class PutBack(Struct, frozen=True, kw_only=True):
     until_known: bool = False
 
 
-Decision = Finish | PutBack
+class Suspend(Struct, frozen=True, kw_only=True):
+    """The job waits for tokens. If they have arrived already, it goes back to its queue at once."""
+
+    wait: Wait
+    charge: Charge = "releases"
+    reason: str | None = "suspended"
+
+
+Decision = Finish | PutBack | Suspend
 
 
 def counts(outcome: Outcome) -> bool:
@@ -117,6 +127,8 @@ def decide(job: JobRecord, outcome: Outcome, rng: Random) -> Decision:
             return Finish(state=State.CANCELLED, reason=reason)
         case Snoozed(delay):
             return PutBack(charge="releases", after=delay, reason="snoozed", put_back_used=used)
+        case Suspended(wait):
+            return Suspend(wait=wait)
         case RateLimitHit(retry_after):
             return PutBack(charge="releases", after=retry_after, reason="rate_limited", put_back_used=used)
         case Interrupted(reason, delay):
@@ -238,6 +250,8 @@ def run_end(outcome: Outcome, decision: Decision) -> RunEnd:
             return RunEnd("cancelled", reason)
         case Snoozed():
             return RunEnd("released", "snoozed")
+        case Suspended():
+            return RunEnd("released", "suspended")
         case RateLimitHit():
             return RunEnd("released", "rate_limited")
         case Interrupted(reason) | Unknown(reason=reason):

@@ -44,7 +44,7 @@ def accepts_merge(job: JobRecord, key: MergeKey) -> bool:
         case UniqueKey(window=int()):
             return False
         case UniqueKey(scope="queued"):
-            return job.state in (State.DELAYED, State.WAITING)
+            return job.state in (State.DELAYED, State.WAITING) or _waits_for_its_first_start(job)
         case UniqueKey():
             return job.state not in TERMINAL
         case DebounceKey():
@@ -69,6 +69,10 @@ def due_at(key: DebounceKey | CollectKey, *, first: int, calls: int, now: int, s
 
 def _full(key: CollectKey, calls: int, size: int) -> bool:
     return calls >= key.max_size or size >= COLLECTED_LIMIT
+
+
+def _waits_for_its_first_start(job: JobRecord) -> bool:
+    return job.state is State.SUSPENDED and job.starts == 0
 
 
 def _has_not_started(job: JobRecord) -> bool:

@@ -202,8 +202,20 @@ class JobExpired(JobEvent, frozen=True, kw_only=True):
     on_expire: OnExpire
 
 
+class FlowBroken(JobEvent, frozen=True, kw_only=True):
+    """The first member of a flow has failed; the flow itself ends later. Recorded once for each flow.
+
+    `failure_cause`: the queue and the id of the member, with a slash between them.
+    """
+
+    failure_cause: str
+
+
 class JobRedriven(JobEvent, frozen=True, kw_only=True):
-    """An operator or a rule put an ended job back in its queue, with new budgets."""
+    """An operator or a rule put an ended job back in its queue, with new budgets.
+
+    `by`: "rule" for a rule, "dependency" if the job had failed by a job that it needs, and which has completed since.
+    """
 
     by: str | None = None
     was: str
@@ -444,6 +456,7 @@ AnyEvent = (
     | JobFailed
     | JobCancelled
     | JobExpired
+    | FlowBroken
     | JobRedriven
     | JobDeleted
     | JobRepaired

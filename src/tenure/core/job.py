@@ -10,7 +10,9 @@ from msgspec import Struct, field
 
 from tenure.core.document import Progress
 from tenure.core.lifecycle import State
+from tenure.core.ref import Ref as Ref
 from tenure.core.retry import Backoff
+from tenure.core.waiting import Links, StepRecord
 
 FOREVER = 100 * 365 * 86_400 * 1_000_000
 """A hundred years: the lease of a job whose stall detection is switched off."""
@@ -22,15 +24,8 @@ Charge = Literal["failures", "stalls", "releases"]
 OnExpire = Literal["fail", "discard"]
 OnWorkerLost = Literal["retry", "fail"]
 StallReason = Literal["lease_expired", "process_died", "no_progress", "loop_blocked"]
-DeadReason = Literal["exhausted", "stalled", "crashed", "rejected", "undecodable", "timeout"]
+DeadReason = Literal["exhausted", "stalled", "crashed", "rejected", "undecodable", "timeout", "dependency"]
 UniqueScope = Literal["unfinished", "queued"]
-
-
-class Ref(Struct, frozen=True, order=True, gc=False):
-    """The identity of a job. Its id is unique within its queue only."""
-
-    queue: str
-    id: str
 
 
 class Owner(Struct, frozen=True):
@@ -198,7 +193,7 @@ class NewJob(Struct, frozen=True, kw_only=True, gc=False):
     """A job to enqueue, with encoded arguments. `delay` and `ttl` count from the storage's now.
 
     `weight`: how many of its jobs start for each job of a `fair_key` of weight 1. `tick`: the instant of its schedule
-    that the job is for.
+    that the job is for. `links`: how it depends on other jobs; None for a job that depends on nothing.
     """
 
     queue: str
@@ -227,6 +222,7 @@ class NewJob(Struct, frozen=True, kw_only=True, gc=False):
     schedule: str | None = None
     tick: int | None = None
     parent: str | None = None
+    links: Links | None = None
 
     @property
     def ref(self) -> Ref:
@@ -249,6 +245,7 @@ class JobRecord(Struct, frozen=True, kw_only=True, gc=False):
     job's own `result_ttl` is over. `data`: the JSON document that its handlers keep; `data_number` counts its changes.
     `redrive_at`: when a rule puts a failed job back; it has done so `redrives` times.
     `fault`: of a failed job, the fingerprint of its fault (core/fingerprint.py).
+    `links`: how it depends on other jobs; None for a job that depends on nothing.
     """
 
     queue: str
@@ -312,6 +309,7 @@ class JobRecord(Struct, frozen=True, kw_only=True, gc=False):
     schedule: str | None = None
     tick: int | None = None
     parent: str | None = None
+    links: Links | None = None
 
     @property
     def ref(self) -> Ref:
@@ -390,9 +388,11 @@ class JobDetail(Struct, frozen=True):
     """A job with its runs (the newest hundred) and its log (the newest thousand lines).
 
     `log_dropped`: how many lines are missing from the log: older lines, and lines that a worker could not send.
+    `steps`: the recorded outcomes of what it has waited for, in order.
     """
 
     job: JobRecord
     runs: tuple[RunRecord, ...] = ()
     log: tuple[LogLine, ...] = ()
     log_dropped: int = 0
+    steps: tuple[StepRecord, ...] = ()

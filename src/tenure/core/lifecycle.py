@@ -9,6 +9,7 @@ class State(StrEnum):
     DELAYED = "delayed"
     WAITING = "waiting"
     ACTIVE = "active"
+    SUSPENDED = "suspended"
     COMPLETED = "completed"
     FAILED = "failed"
     CANCELLED = "cancelled"
@@ -25,6 +26,7 @@ TRANSITIONS: frozenset[tuple[State | None, State]] = frozenset(
     {
         (None, State.DELAYED),
         (None, State.WAITING),
+        (None, State.SUSPENDED),
         (State.DELAYED, State.WAITING),
         (State.DELAYED, State.CANCELLED),
         (State.DELAYED, State.EXPIRED),
@@ -38,12 +40,20 @@ TRANSITIONS: frozenset[tuple[State | None, State]] = frozenset(
         (State.ACTIVE, State.CANCELLED),
         (State.ACTIVE, State.DELAYED),
         (State.ACTIVE, State.WAITING),
+        (State.ACTIVE, State.SUSPENDED),
+        (State.SUSPENDED, State.WAITING),
+        (State.SUSPENDED, State.COMPLETED),
+        (State.SUSPENDED, State.FAILED),
+        (State.SUSPENDED, State.CANCELLED),
         (State.FAILED, State.WAITING),
         (State.FAILED, State.DELAYED),
+        (State.FAILED, State.SUSPENDED),
         (State.CANCELLED, State.WAITING),
         (State.CANCELLED, State.DELAYED),
+        (State.CANCELLED, State.SUSPENDED),
         (State.EXPIRED, State.WAITING),
         (State.EXPIRED, State.DELAYED),
+        (State.EXPIRED, State.SUSPENDED),
     }
 )
 """Every transition of a job. None: the job does not exist yet; active to active is a renewal or a reclaim."""

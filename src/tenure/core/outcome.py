@@ -5,6 +5,7 @@ from typing import Literal
 from msgspec import Struct
 
 from tenure.core.job import RecordedError, StallReason
+from tenure.core.waiting import Wait
 
 ReleaseReason = Literal[
     "shutdown",
@@ -17,6 +18,7 @@ ReleaseReason = Literal[
     "worker_failed",
     "process_died",
     "loop_blocked",
+    "suspended",
 ]
 
 
@@ -84,6 +86,12 @@ class Snoozed(Struct, frozen=True, tag=True):
     delay: int
 
 
+class Suspended(Struct, frozen=True, tag=True):
+    """The handler waits, without a slot and without memory, until its job is awakened."""
+
+    wait: Wait
+
+
 class RateLimitHit(Struct, frozen=True, tag=True):
     """The handler met a rate limit: nothing under the same rate may start for `retry_after` microseconds."""
 
@@ -135,6 +143,7 @@ Outcome = (
     | Unreadable
     | Unknown
     | Snoozed
+    | Suspended
     | RateLimitHit
     | Interrupted
     | Cancelled

@@ -5,7 +5,7 @@ from typing import assert_never
 
 from msgspec import Struct, structs
 
-from tenure.core.decision import Decision, Finish, PutBack, RunEnd, decide, limited, run_end
+from tenure.core.decision import Decision, Finish, PutBack, RunEnd, Suspend, decide, limited, run_end
 from tenure.core.events import (
     RESULT_SHOWN,
     JobCancelled,
@@ -66,7 +66,7 @@ def outcome_of(settlement: Settlement) -> str:
             return "retried"
         case PutBack(charge="stalls"):
             return STALLED
-        case PutBack():
+        case PutBack() | Suspend():
             return RELEASED
 
 
@@ -79,12 +79,12 @@ def uses_queue_retention(settlement: Settlement) -> bool:
 def when_cancelling(settlement: Settlement, job: JobRecord) -> Settlement:
     """Return the settlement that applies if the job was asked to stop.
 
-    A put-back becomes a cancellation. A success or a failure stays, and a success reports that the cancel came too
-    late. A cancellation names the person who requested it. No rule redrives the job, because its stop was requested.
-    The run may not have seen the request: only the record has it.
+    A put-back or a suspension becomes a cancellation. A success or a failure stays, and a success reports that the
+    cancel came too late. A cancellation names the person who requested it. No rule redrives the job, because its stop
+    was requested. The run may not have seen the request: only the record has it.
     """
     decision = settlement.decision
-    if isinstance(decision, PutBack):
+    if isinstance(decision, PutBack | Suspend):
         decision = Finish(state=State.CANCELLED, reason=job.cancel_reason)
         return Settlement(
             settlement.ref,
@@ -184,21 +184,20 @@ def _events(job: JobRecord, outcome: Outcome, decision: Decision, *, took: float
                 )
             )
         case PutBack(charge="releases", after=after, reason=reason):
-            events.append(
-                JobReleased(
-                    queue=job.queue,
-                    id=job.id,
-                    task=job.task,
-                    run=job.starts,
-                    reason=reason or "shutdown",
-                    delay=after / 1_000_000,
-                )
-            )
+            events.append(_released(job, reason or "shutdown", after))
+        case Suspend():
+            events.append(_released(job, "suspended", 0))
         case PutBack():
             pass  # charged to the stalls; its event is above
         case _:
             assert_never(decision)
     return tuple(events)
+
+
+def _released(job: JobRecord, reason: str, after: int) -> JobReleased:
+    return JobReleased(
+        queue=job.queue, id=job.id, task=job.task, run=job.starts, reason=reason, delay=after / 1_000_000
+    )
 
 
 def _cancelled(job: JobRecord, reason: str | None, by: str | None) -> JobCancelled:

@@ -2,6 +2,7 @@
 
     sweep ──► leases taken from dead and silent workers, under a new fence ──► Stalled ──► decide ──► settle
           ──► schedules that are due ──► their ticks ──► plan
+          ──► ends of jobs that others wait for ──► their tokens ──► revise
 
 It settles by `exchange`, as workers do. If it dies between taking and settling, another reaper takes the jobs from it.
 """
@@ -33,6 +34,7 @@ from tenure.events.bus import EventBus, Handlers
 from tenure.events.handler_calls import HandlerCalls
 from tenure.events.registration import event_class, register
 from tenure.maintenance.lost_runs import settle_stalled
+from tenure.maintenance.outbox import carry_out
 from tenure.maintenance.ticks import tick_all
 from tenure.options import LeaderElection, Timing
 from tenure.runtime import Runtime, runtime_from_url
@@ -119,6 +121,9 @@ class Sweeper:
                     max_block=self._max_block,
                     metrics=self._metrics,
                 )
+            if swept.outbox:
+                async with asyncio.timeout(self._term_timeout):
+                    await carry_out(self._storage, swept.outbox)
             async with asyncio.timeout(self._term_timeout):
                 ticked = await tick_all(self._storage, swept.due, swept.now)
             self._report([line for name, line in ticked.troubles.items() if self._reported_troubles.get(name) != line])

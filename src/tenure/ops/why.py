@@ -47,6 +47,7 @@ Cause = Literal[
     "snoozed",
     "rate_limited",
     "delayed",
+    "suspended",
     "overdue",
     "expires_first",
     "queue_moved",
@@ -124,6 +125,8 @@ class _Explanation:
                 yield from self._delayed()
                 yield from self._closed()
                 yield from self._workers()
+            case State.SUSPENDED:
+                yield self._suspended()
             case State.WAITING:
                 yield from self._too_late()
                 yield from self._closed()
@@ -295,6 +298,18 @@ class _Explanation:
                 )
             case _:
                 yield Reason(cause="delayed", text=due, until=job.run_at)
+
+    # --- suspended -------------------------------------------------------------------------------
+
+    def _suspended(self) -> Reason:
+        links = self._job.links
+        needs = () if links is None or links.wait is None else links.wait.needs
+        missing = [
+            f"{need.box!r}" if need.source is None else f"the job {need.source.id!r} of the queue {need.source.queue!r}"
+            for need in needs
+        ]
+        until = None if links is None else links.wake_at
+        return Reason(cause="suspended", text=f"it waits for {' and '.join(missing)}", until=until)
 
     # --- waiting ---------------------------------------------------------------------------------
 

@@ -30,6 +30,7 @@ from tenure.core.schedule import Schedule
 from tenure.core.settlement import Settlement
 from tenure.errors import UsageError
 from tenure.storage.cursors import DuePlace, due_cursor
+from tenure.storage.waiting import OutboxEntry, WaitingRevision
 
 SETTLE_LIMIT = 256
 CLAIM_LIMIT = 128
@@ -147,6 +148,7 @@ class ExchangeResult(Struct, frozen=True):
     back lets one start; None if neither exists.
     `seen`: the call's number was seen before, so nothing was claimed; the jobs that it claimed then are not
     acknowledged.
+    `outbox`: entries that the call wrote, which the caller may carry out at once. The sweeps carry out the others.
     """
 
     verdicts: tuple[SettlementResult, ...] = ()
@@ -154,6 +156,7 @@ class ExchangeResult(Struct, frozen=True):
     left: bool = False
     next_due: int | None = None
     seen: bool = False
+    outbox: tuple[OutboxEntry, ...] = ()
 
 
 class NewLogLine(Struct, frozen=True):
@@ -312,6 +315,7 @@ class SweepResult(Struct, frozen=True):
     `due`: schedules with a tick that is due at `now`, the storage's clock. The caller advances them. It also contains
     schedules whose last tick lies after `now` (`Schedule.is_ahead`). `next_tick`: microseconds until the next tick of
     any schedule, None without one. All three are for the leader only.
+    `outbox`: entries that are to be carried out: their dependents are notified, then the entries are advanced.
     """
 
     terms: tuple[Term, ...] = ()
@@ -323,6 +327,7 @@ class SweepResult(Struct, frozen=True):
     due: tuple[Schedule, ...] = ()
     next_tick: int | None = None
     now: int = 0
+    outbox: tuple[OutboxEntry, ...] = ()
 
 
 class ReclaimResult(Struct, frozen=True):
@@ -400,8 +405,8 @@ class RetainJob(Struct, frozen=True, tag="retain"):
     ended: int | None = None
 
 
-Revision = CancelJob | RedriveJob | DeleteJob | RescheduleJob | RetainJob
-"""A change of a job by an operator.
+Revision = CancelJob | RedriveJob | DeleteJob | RescheduleJob | RetainJob | WaitingRevision
+"""A change of a job by an operator, or of what jobs wait for.
 
 `ended`: apply it only if the job's end is still the one at this instant; 0: only if it has none. A caller that chose
 the job from a listing sets it; otherwise it might change a job that has run again since, which it has not seen.
@@ -412,7 +417,8 @@ class RevisionResult(Struct, frozen=True):
     """The result of one revision. `state`: the job's state before the revision.
 
     `changed`: the job's end is not `ended` of the revision, so nothing was done. `refused`: its state does not allow
-    the revision. `holder`: the redrive was refused because this unfinished job holds the unique key of both jobs.
+    the revision. `holder`: the redrive was refused because of this job: it is unfinished and holds the unique key of
+    both jobs, or it has failed and the job needs it completed.
     """
 
     ref: Ref
@@ -461,6 +467,11 @@ class Tick(Struct, frozen=True, tag="tick"):
 
 
 Change = PutSchedule | PauseSchedule | RemoveSchedule | Tick
+
+
+def jobs_of_ticks(changes: Iterable[Change]) -> list[NewJob]:
+    """Return the jobs that are enqueued by the ticks among some changes."""
+    return [change.job for change in changes if isinstance(change, Tick) and change.job is not None]
 
 
 class ScheduleResult(Struct, frozen=True):
@@ -777,6 +788,9 @@ class Storage(Protocol):
 
     remote: bool
     """True if a server works concurrently with its callers: it pays to send a request before the last answer."""
+
+    flows: bool
+    """True if jobs can wait for others here. If not, a call with links, a suspension or a token raises FlowError."""
 
     async def open(self) -> None:
         """Prepare for use. Idempotent.

@@ -25,7 +25,7 @@ from msgspec import structs
 
 from tenure.client.task import Task
 from tenure.clock import SECOND, Clock
-from tenure.core.decision import Finish, PutBack
+from tenure.core.decision import Finish, PutBack, Suspend
 from tenure.core.events import Event, LeaseLost
 from tenure.core.job import JobRecord, Owner, RecordedError, Ref, RunRecord, StallReason
 from tenure.core.lease import Lease
@@ -122,6 +122,8 @@ def log_end(logger: logging.Logger, run: ActiveRun, entry: Settlement, outcome: 
             case PutBack(after=after, reason=reason):
                 text = f"job %s (%s) released{_after(took)} (%s); due again in %.1f s"
                 logger.info(text, job.id, job.task, reason, after / SECOND)
+            case Suspend():
+                logger.info(f"job %s (%s) suspended{_after(took)}", job.id, job.task)
             case Finish(state=state):
                 logger.info(f"job %s (%s) %s{_after(took)}", job.id, job.task, state)
 

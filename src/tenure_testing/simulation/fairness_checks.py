@@ -20,7 +20,7 @@ Lane = tuple[str, int]
 
 
 @dataclass
-class Wait:
+class TenantWait:
     """A period in which a tenant waits: the front of its lane when it began, and all turns since."""
 
     front: float
@@ -35,7 +35,7 @@ class FairnessChecks:
 
     def __init__(self, require: Require) -> None:
         self._require = require
-        self._waits: dict[tuple[Lane, str], Wait] = {}
+        self._waits: dict[tuple[Lane, str], TenantWait] = {}
         self._fronts: dict[Lane, float] = {}
         self._queues: set[str] = set()
         self._left_out: set[tuple[str, str]] = set()
@@ -81,7 +81,7 @@ class FairnessChecks:
                     self._another(job, job.fair_key, tenant, wait)
             self._fronts[lane] = max(self._fronts.get(lane, -inf), job.score)
 
-    def _another(self, job: JobRecord, by: str, tenant: str, wait: Wait) -> None:
+    def _another(self, job: JobRecord, by: str, tenant: str, wait: TenantWait) -> None:
         turns = wait.others[by] = wait.others.get(by, 0) + 1
         if self._left_out & {(job.queue, by), (job.queue, tenant)}:
             return
@@ -116,7 +116,7 @@ class FairnessChecks:
         known = self._waits
         self._waits = {}
         for place, refs in waiting.items():
-            wait = known.get(place) or Wait(self._fronts.get(place[0], -inf), refs, weights[place])
+            wait = known.get(place) or TenantWait(self._fronts.get(place[0], -inf), refs, weights[place])
             wait.waiting = refs
             self._waits[place] = wait
 

@@ -260,6 +260,7 @@ class SimNet:
     url = "sim://"
     shared = False
     remote = True
+    flows = True
 
     def __init__(self, server: SimServer) -> None:
         self.cut: Cut | None = None

@@ -14,6 +14,8 @@ def place_of(job: JobRecord) -> tuple[str, int] | None:
             return f"ready {job.queue}", job.score
         case State.DELAYED:
             return f"delayed {job.queue}", job.run_at
+        case State.SUSPENDED if job.links is not None and job.links.wake_at is not None:
+            return f"timers {job.queue}", job.links.wake_at
         case State.ACTIVE if job.suspect_until is not None:
             return "suspects", job.suspect_until
         case State.ACTIVE:

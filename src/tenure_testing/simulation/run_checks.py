@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from tenure.clock import SECOND
-from tenure.core.decision import Finish, PutBack
+from tenure.core.decision import Finish, PutBack, Suspend
 from tenure.core.events import (
     RunFenced,
 )
@@ -175,6 +175,8 @@ class RunChecks:
         run, decision = story.run, asked.decision
         if run is None:
             self._accounts.fail("I5", f"{job.ref}: settled under {asked.fence} while no run of it was open")
+        if isinstance(decision, Suspend):
+            self._accounts.fail("I5", f"{job.ref}: suspended, and no world has handlers that wait")
         stopped = isinstance(decision, PutBack) and job.cancel_at is not None
         by_reaper = run.taken is not None
         cancelled = stopped or (isinstance(decision, Finish) and decision.state is State.CANCELLED)

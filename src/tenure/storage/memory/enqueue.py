@@ -211,13 +211,14 @@ class EnqueueRules(ModelState):
 
 def _new_record(new: NewJob, run_at: int, now: int, offset: int) -> JobRecord:
     """Return the record of a new job, the `offset`-th of its call, before it gets its place in the queue."""
+    waits = new.links is not None and new.links.wait is not None
     collects = isinstance(new.merge, CollectKey)
     payload = framed(new.payload) if collects else new.payload
     return JobRecord(
         queue=new.queue,
         id=new.id,
         task=new.task,
-        state=State.DELAYED if run_at > now else State.WAITING,
+        state=State.SUSPENDED if waits else State.DELAYED if run_at > now else State.WAITING,
         payload=payload,
         headers=new.headers,
         tags=new.tags,
@@ -230,7 +231,7 @@ def _new_record(new: NewJob, run_at: int, now: int, offset: int) -> JobRecord:
         weight=new.weight,
         run_at=run_at,
         ttl=new.ttl,
-        expires_at=now + new.ttl if new.ttl is not None else None,
+        expires_at=now + new.ttl if new.ttl is not None and not waits else None,
         timeout=new.timeout,
         deadline=new.deadline,
         heartbeat_timeout=new.heartbeat_timeout,
@@ -245,4 +246,5 @@ def _new_record(new: NewJob, run_at: int, now: int, offset: int) -> JobRecord:
         schedule=new.schedule,
         tick=new.tick,
         parent=new.parent,
+        links=new.links,
     )

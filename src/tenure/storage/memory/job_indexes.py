@@ -96,6 +96,7 @@ class QueueIndexes:
 
     ready: OrderedJobs = field(default_factory=OrderedJobs)
     delayed: OrderedJobs = field(default_factory=OrderedJobs)
+    timers: OrderedJobs = field(default_factory=OrderedJobs)
     parked: dict[str, OrderedJobs] = field(default_factory=dict[str, OrderedJobs])
     over: dict[State, OrderedJobs] = field(default_factory=lambda: {state: OrderedJobs() for state in sorted(TERMINAL)})
     fairness: Fairness | None = None
@@ -417,6 +418,7 @@ class JobIndexes:
         for name, indexes in self.queues.items():
             yield from ((f"ready {name}", at, ref) for at, ref in indexes.ready)
             yield from ((f"delayed {name}", at, ref) for at, ref in indexes.delayed)
+            yield from ((f"timers {name}", at, ref) for at, ref in indexes.timers)
             for key, parked in indexes.parked.items():
                 yield from ((f"parked {name} {key}", at, ref) for at, ref in parked)
         yield from (("leases", at, ref) for at, ref in self.leases)
@@ -516,6 +518,9 @@ class JobIndexes:
                 yield indexes.ready, job.score
             case State.DELAYED:
                 yield indexes.delayed, job.run_at
+            case State.SUSPENDED:
+                if job.links is not None and job.links.wake_at is not None:
+                    yield indexes.timers, job.links.wake_at
             case State.ACTIVE if job.suspect_until is not None:
                 yield self.suspects, job.suspect_until
             case State.ACTIVE:

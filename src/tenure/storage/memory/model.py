@@ -12,7 +12,7 @@ from msgspec import structs
 
 from tenure.clock import Clock
 from tenure.core.audit import OperatorAct
-from tenure.core.decision import Decision, Finish, PutBack, RunEnd
+from tenure.core.decision import Decision, Finish, PutBack, RunEnd, Suspend
 from tenure.core.document import read_progress
 from tenure.core.duration import moment
 from tenure.core.events import (
@@ -130,6 +130,7 @@ from tenure.storage.protocol import (
     task_of_place,
     unknown_place,
 )
+from tenure.storage.waiting import AdvanceEntry, DeliverToken, SealBox, Subscribe
 
 
 @dataclass
@@ -172,7 +173,7 @@ class Model(ScheduleStore):
         self._indexes.release_freed(now)
         self._trim_completed(settlements, verdicts, now)
         if order is None:
-            return ExchangeResult(verdicts)
+            return ExchangeResult(verdicts, outbox=self._take_written())
         leases = self._claim(owner, structs.replace(order, room=0) if repeated else order, now)
         if order.lane is not None and not repeated:
             key = owner.id, order.lane.id
@@ -187,6 +188,7 @@ class Model(ScheduleStore):
             left=any(ready for ready, _ in outlooks),
             next_due=max(0, min(dues) - now) if dues else None,
             seen=repeated,
+            outbox=self._take_written(),
         )
 
     def _has_seen(self, owner: Owner, lane: Lane, now: int) -> bool:
@@ -209,7 +211,7 @@ class Model(ScheduleStore):
         """Return whether a queue has a claimable job, and when time alone will make another one claimable."""
         indexes = self._queues[queue]
         opens_at = self._queue_opens_at(queue, now)
-        dues = [] if indexes.delayed.head is None else [indexes.delayed.head]
+        dues = [head for head in (indexes.delayed.head, indexes.timers.head) if head is not None]
         if indexes.opening:
             # A job's own rate releases it only once the queue's rate allows a start.
             dues.append(max(min(indexes.opening.values()), opens_at))
@@ -234,10 +236,11 @@ class Model(ScheduleStore):
             self._indexes.give_back_time(job.queue, self._all_rates(job), job.started or now, now)
         if settlement.limit is not None:
             self._limit(job, settlement.limit, now)
+        for event in settlement.events:
+            # Before the events of the jobs that wait for this one.
+            self._record(event, now)
         self._apply(job, settlement.decision, now)
         self._close_run(job, settlement.ended, now)
-        for event in settlement.events:
-            self._record(event, now)
         self._record_if_drained(job.queue, now)
         return SettlementResult(settlement.ref, settlement.fence, "done")
 
@@ -305,6 +308,8 @@ class Model(ScheduleStore):
                     ),
                 )
                 self.notified.append(queue_topic(job.queue))
+            case Suspend():
+                self._suspend(job, freed, decision, now)
         self.notified.append(job_topic(job.ref))
 
     def _claim(self, owner: Owner, order: ClaimRequest, now: int) -> list[Lease]:
@@ -315,6 +320,7 @@ class Model(ScheduleStore):
             if queue not in self._queues or self._paused(queue):
                 continue
             indexes = self._queues[queue]
+            self._wake_due(queue, PROMOTE_LIMIT, now)
             for ref in indexes.delayed.first(PROMOTE_LIMIT, until=now):
                 self._promote(self._jobs[ref], now)
             if self._queue_opens_at(queue, now) <= now:
@@ -522,6 +528,7 @@ class Model(ScheduleStore):
             due=due,
             next_tick=next_tick,
             now=now,
+            outbox=self._due_entries(now),
         )
 
     def next_sweep(self) -> int | None:
@@ -531,7 +538,8 @@ class Model(ScheduleStore):
         """
         indexes = self._indexes
         heads = [each.head for each in (indexes.leases, indexes.suspects, indexes.aging, indexes.redrives)]
-        heads += [queue.delayed.head for queue in self._queues.values()]
+        heads += [head for queue in self._queues.values() for head in (queue.delayed.head, queue.timers.head)]
+        heads += [entry.at for entry in self._outbox.values()]
         return min((head for head in heads if head is not None), default=None)
 
     def _elect(self, owner: Owner, length: int, now: int) -> tuple[Term, int]:
@@ -598,7 +606,7 @@ class Model(ScheduleStore):
                 self._promote(self._jobs[ref], now)
             if due:
                 self.notified.append(queue_topic(queue))
-            promoted += len(due)
+            promoted += len(due) + self._wake_due(queue, PROMOTE_LIMIT - promoted - len(due), now)
         self._indexes.release_freed(now)
         return promoted
 
@@ -699,11 +707,15 @@ class Model(ScheduleStore):
         return revised
 
     def _revise(self, revision: Revision, now: int) -> RevisionResult:
+        if isinstance(revision, AdvanceEntry):
+            return self._advance_entry(revision, now)
         job = self._jobs.get(revision.ref)
         if job is None or self._is_past_retention(job, now):
             return RevisionResult(revision.ref, "gone")
         if revision.ended not in (None, job.finished or 0):
             return RevisionResult(job.ref, "changed", job.state)
+        if isinstance(revision, DeliverToken | SealBox | Subscribe):
+            return self._revise_waiting(revision, job, now)
         if isinstance(revision, DeleteJob) and revision.move is not None and not self._moves(job.queue, revision.move):
             return RevisionResult(job.ref, "refused", job.state)
         match revision:
@@ -712,7 +724,9 @@ class Model(ScheduleStore):
                 return RevisionResult(job.ref, "asked", job.state)
             case CancelJob() if job.state not in TERMINAL:
                 self._cancel(job, revision, now)
-            case RedriveJob() if job.state in REDRIVABLE and (holder := self._holder(job, now)) is not None:
+            case RedriveJob() if job.state in REDRIVABLE and (
+                (holder := self._holder(job, now) or self._missing_job(job, now)) is not None
+            ):
                 return RevisionResult(job.ref, "refused", job.state, holder)
             case RedriveJob(by=by, delay=delay) if job.state in REDRIVABLE:
                 self._redrive(job, now, delay=delay, by=by)
@@ -725,6 +739,7 @@ class Model(ScheduleStore):
                 )
                 if job.state not in TERMINAL:
                     self._record_if_drained(job.queue, now)
+                    self._hand_over(job)
             case RescheduleJob() if job.state in (State.DELAYED, State.WAITING):
                 self._reschedule(job, revision, now)
             case RetainJob(ttl=ttl) if job.state is State.COMPLETED:
@@ -779,6 +794,19 @@ class Model(ScheduleStore):
             self.notified.append(owner_topic(job.owner or ""))
 
     def _cancel(self, job: JobRecord, request: CancelJob, now: int) -> None:
+        self._figures.add([TaskCounts(job.queue, job.task, end_of("cancelled"))], now)
+        self._record(
+            JobCancelled(
+                queue=job.queue,
+                id=job.id,
+                task=job.task,
+                run=job.starts,
+                reason=request.reason,
+                by=request.by,
+                was=job.state,
+            ),
+            now,
+        )
         self._replace(
             job,
             structs.replace(
@@ -794,22 +822,11 @@ class Model(ScheduleStore):
                 reason=request.reason,
             ),
         )
-        self._figures.add([TaskCounts(job.queue, job.task, end_of("cancelled"))], now)
-        self._record(
-            JobCancelled(
-                queue=job.queue,
-                id=job.id,
-                task=job.task,
-                run=job.starts,
-                reason=request.reason,
-                by=request.by,
-                was=job.state,
-            ),
-            now,
-        )
         self._record_if_drained(job.queue, now)
 
     def _redrive(self, job: JobRecord, now: int, *, delay: int = 0, by: str | None, by_rule: bool = False) -> None:
+        if self._redrive_waiting(job, by, now):
+            return
         again = redriven(job, now, delay=delay, by_rule=by_rule)
         if again.state is State.WAITING:
             again = structs.replace(again, score=self._indexes.score(again, again.run_at, now))
@@ -890,7 +907,8 @@ class Model(ScheduleStore):
     def _detail(self, ref: Ref) -> JobDetail:
         log = tuple(self._log[ref])
         dropped = self._logged.get(ref, LogPosition()).lines - len(log)
-        return JobDetail(self._with_calls(ref), tuple(self._runs[ref]), log, dropped)
+        steps = tuple(self._steps.get(ref, {}).values())
+        return JobDetail(self._with_calls(ref), tuple(self._runs[ref]), log, dropped, steps)
 
     def find(self, query: Query) -> Page:
         """Return one page of records, in the order of the query."""

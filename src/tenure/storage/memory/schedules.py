@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from tenure.clock import Clock
 from tenure.core.job import NewJob, Ref
 from tenure.core.schedule import Fate, Schedule, after_tick, fate_of, may_fire, paused_at, redefined
-from tenure.storage.memory.enqueue import EnqueueRules
+from tenure.storage.memory.waiting import WaitingRules
 from tenure.storage.protocol import (
     DUE_LIMIT,
     Change,
@@ -17,7 +17,7 @@ from tenure.storage.protocol import (
 )
 
 
-class ScheduleStore(EnqueueRules):
+class ScheduleStore(WaitingRules):
     """Stores schedules and their progress."""
 
     def __init__(self, clock: Clock) -> None:

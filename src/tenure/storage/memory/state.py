@@ -50,12 +50,12 @@ class ModelState:
         self._logged.pop(job.ref, None)
 
     def _expire(self, job: JobRecord, now: int) -> None:
+        self._record(expiry(job, now), now)
         if job.policy.on_expire == "discard":
             self._drop(job)
             self._queues[job.queue].discarded += 1
         else:
             self._replace(job, expired(job, now))
-        self._record(expiry(job, now), now)
         self._figures.add([TaskCounts(job.queue, job.task, end_of("expired"))], now)
         self._record_if_drained(job.queue, now)
         self.notified.append(job_topic(job.ref))

@@ -39,7 +39,9 @@ from tenure.storage.protocol import (
     SweepRequest,
     SweepResult,
     Target,
+    jobs_of_ticks,
 )
+from tenure.storage.waiting import require_valid
 
 T = TypeVar("T")
 
@@ -50,6 +52,7 @@ class MemoryStorage:
     url = "memory://"
     shared = False
     remote = False
+    flows = True
 
     def __init__(self, *, clock: Clock | None = None) -> None:
         self.model = Model(clock or SystemClock())
@@ -77,6 +80,7 @@ class MemoryStorage:
 
     async def enqueue(self, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
         """See `Storage.enqueue`."""
+        require_valid(jobs)
         return self._step(lambda: self.model.enqueue(jobs))
 
     async def exchange(
@@ -103,10 +107,12 @@ class MemoryStorage:
 
     async def receive(self, batch: MoveBatch) -> MoveReceipt:
         """See `MoveTarget.receive`."""
+        require_valid(call.job for call in batch.calls)
         return self._step(lambda: self.model.receive(batch))
 
     async def plan(self, changes: Sequence[Change]) -> list[ScheduleResult]:
         """See `Storage.plan`."""
+        require_valid(jobs_of_ticks(changes))
         return self._step(lambda: self.model.plan(changes))
 
     async def tune(

@@ -55,10 +55,13 @@ from tenure.storage.protocol import (
     SweepRequest,
     SweepResult,
     Target,
-    Tick,
+    jobs_of_ticks,
 )
 from tenure.storage.sql import acts, exchange, moves, published_tasks, reading, renew, revise, schedules, sweep, tune
 from tenure.storage.sql.transaction import Transaction
+from tenure.storage.waiting import jobs_of_batch, require_plain
+
+_NAME = "PostgreSQL"
 
 _CLOSING = 10.0
 """How many seconds `close` waits for writes that are under way."""
@@ -69,6 +72,7 @@ class PostgresStorage:
 
     shared = True
     remote = True
+    flows = False
 
     def __init__(self, address: PostgresAddress, *, clock: Clock | None = None, auto_migrate: bool = True) -> None:
         """`clock`: decides the instants in place of the server's clock; for tests.
@@ -146,6 +150,7 @@ class PostgresStorage:
         Raises:
             UsageError: a name contains NUL, which PostgreSQL cannot hold.
         """
+        require_plain(_NAME, jobs)
         for job in jobs:
             require_storable(job)
         await self._require_open()
@@ -159,6 +164,7 @@ class PostgresStorage:
 
     async def enqueue_in(self, tx: TxConnection, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
         """See `TransactionalStorage.enqueue_in`: the answer to each call is `pending`."""
+        require_plain(_NAME, jobs)
         for job in jobs:
             require_storable(job)
         now = None if self._time is None else self._time.now()
@@ -194,6 +200,7 @@ class PostgresStorage:
         self, owner: Owner, settlements: Sequence[Settlement] = (), order: ClaimRequest | None = None
     ) -> ExchangeResult:
         """See `Storage.exchange`."""
+        require_plain(_NAME, settlements=settlements)
         await self._require_open()
         return await self.flow.submit(
             lambda tx: exchange.exchange(tx, owner, settlements, None if closes(tx) else order),
@@ -226,6 +233,7 @@ class PostgresStorage:
 
     async def revise(self, revisions: Sequence[Revision]) -> list[RevisionResult]:
         """See `Storage.revise`."""
+        require_plain(_NAME, revisions=revisions)
         await self._require_open()
         return await self.care.submit(lambda tx: revise.revise(tx, revisions))
 
@@ -235,6 +243,7 @@ class PostgresStorage:
         Raises:
             UsageError: a name of a job contains NUL, which PostgreSQL cannot hold.
         """
+        require_plain(_NAME, jobs_of_batch(batch))
         for detail in batch.jobs:
             require_storable(detail.job)
         for call in batch.calls:
@@ -248,9 +257,9 @@ class PostgresStorage:
         Raises:
             UsageError: a name of a tick's job contains NUL, which PostgreSQL cannot hold.
         """
-        for change in changes:
-            if isinstance(change, Tick) and change.job is not None:
-                require_storable(change.job)
+        require_plain(_NAME, jobs_of_ticks(changes))
+        for job in jobs_of_ticks(changes):
+            require_storable(job)
         await self._require_open()
         return await self.care.submit(lambda tx: schedules.plan(tx, changes))
 

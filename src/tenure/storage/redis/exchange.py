@@ -7,12 +7,13 @@ from typing import Any, assert_never
 import msgspec
 from msgspec import Struct
 
-from tenure.core.decision import Finish, PutBack, RunEnd
+from tenure.core.decision import Finish, PutBack, RunEnd, Suspend
 from tenure.core.events import JobCancelled, JobCompleted, JobEvent, name_of
 from tenure.core.job import NewJob, Owner, Ref
 from tenure.core.lease import Lease
 from tenure.core.lifecycle import State
 from tenure.core.settlement import Settlement
+from tenure.errors import FlowError
 from tenure.storage.protocol import ClaimRequest, EnqueueResult, ExchangeResult, SettlementResult
 from tenure.storage.redis.claim_numbers import EncodedLane
 from tenure.storage.redis.records import (
@@ -324,6 +325,8 @@ def _encode_settlement(settlement: Settlement, encoder: RequestEncoder) -> Encod
                 events=events,
                 limit=settlement.limit,
             )
+        case Suspend():
+            raise FlowError("a run is suspended, and Redis does not keep flows yet")
         case _:
             assert_never(settlement.decision)
 

@@ -9,6 +9,7 @@ from msgspec import Struct, structs
 from tenure.core.job import Ref
 from tenure.core.lifecycle import State
 from tenure.core.schedule import Missed, Overlap, Schedule
+from tenure.errors import FlowError
 from tenure.storage.protocol import (
     CancelJob,
     Change,
@@ -27,6 +28,7 @@ from tenure.storage.protocol import (
     Tick,
 )
 from tenure.storage.redis.records import EncodedJob, RequestEncoder, encode_job, encode_ref
+from tenure.storage.waiting import AdvanceEntry, DeliverToken, SealBox, Subscribe
 
 _whole = msgspec.json.Encoder().encode
 _read_whole = msgspec.json.Decoder(Schedule).decode
@@ -171,6 +173,8 @@ def _encode_revision(revision: Revision) -> EncodedRevision:
             )
         case RetainJob(ttl=ttl, ended=ended):
             return EncodedRevision(kind="retain", ref=ref, ttl=ttl, ended=ended)
+        case DeliverToken() | SealBox() | Subscribe() | AdvanceEntry():
+            raise FlowError("a token is delivered, and Redis does not keep flows yet")
         case _:
             assert_never(revision)
 

@@ -40,6 +40,7 @@ from tenure.storage.protocol import (
     SweepRequest,
     SweepResult,
     Target,
+    jobs_of_ticks,
 )
 from tenure.storage.redis.address import RedisAddress
 from tenure.storage.redis.connections import Connections
@@ -50,6 +51,9 @@ from tenure.storage.redis.schema import examine_layout, layout_of, settle_on
 from tenure.storage.redis.server_checks import ServerChecks
 from tenure.storage.redis.subscriptions import Subscriptions
 from tenure.storage.redis.sweep_schedule import SweepSchedule
+from tenure.storage.waiting import jobs_of_batch, require_plain
+
+_NAME = "Redis"
 
 
 class RedisStorage:
@@ -57,6 +61,7 @@ class RedisStorage:
 
     shared = True
     remote = True
+    flows = False
 
     def __init__(self, address: RedisAddress, *, clock: Clock | None = None) -> None:
         self.url = address.shown
@@ -114,6 +119,7 @@ class RedisStorage:
 
     async def enqueue(self, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
         """See `Storage.enqueue`."""
+        require_plain(_NAME, jobs)
         verbs = self._verbs if self._open and not self._closed else await self._opened()
         return await verbs.enqueue(jobs)
 
@@ -121,6 +127,7 @@ class RedisStorage:
         self, owner: Owner, settlements: Sequence[Settlement] = (), order: ClaimRequest | None = None
     ) -> ExchangeResult:
         """See `Storage.exchange`."""
+        require_plain(_NAME, settlements=settlements)
         verbs = self._verbs if self._open else await self._ready()
         return await verbs.exchange(owner, settlements, order)
 
@@ -146,10 +153,12 @@ class RedisStorage:
 
     async def revise(self, revisions: Sequence[Revision]) -> list[RevisionResult]:
         """See `Storage.revise`."""
+        require_plain(_NAME, revisions=revisions)
         return await (await self._opened()).revise(revisions)
 
     async def plan(self, changes: Sequence[Change]) -> list[ScheduleResult]:
         """See `Storage.plan`."""
+        require_plain(_NAME, jobs_of_ticks(changes))
         return await (await self._opened()).plan(changes)
 
     async def tune(
@@ -160,6 +169,7 @@ class RedisStorage:
 
     async def receive(self, batch: MoveBatch) -> MoveReceipt:
         """See `MoveTarget.receive`."""
+        require_plain(_NAME, jobs_of_batch(batch))
         return await (await self._opened()).receive(batch)
 
     async def resign(self, term: Term) -> None:

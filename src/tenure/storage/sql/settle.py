@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 
-from tenure.core.decision import Finish, PutBack, RunEnd
+from tenure.core.decision import Finish, PutBack, RunEnd, Suspend
 from tenure.core.job import JobRecord, Key, Owner, Ref
 from tenure.core.lifecycle import State
 from tenure.core.settlement import Settlement, when_cancelling
 from tenure.core.transition import refused
+from tenure.errors import FlowError
 from tenure.storage.protocol import SettlementResult, job_topic, queue_topic, unknown_place
 from tenure.storage.sql import concurrency_keys, fair_queue, rates, rows
 from tenure.storage.sql.columns import Row, is_sane
@@ -200,6 +201,8 @@ def _when_cancelling(tx: Transaction, settlement: Settlement) -> Settlement:
 def _collect(
     tx: Transaction, settlement: Settlement, seq: int, boost: int, score: int, pending: _PendingWrites
 ) -> None:
+    if isinstance(settlement.decision, Suspend):
+        raise FlowError("a run is suspended, and SQL storages do not keep flows yet")
     ref, charge = settlement.ref, settlement.decision.charge
     run = seq, settlement.fence
     reason, cause, detail = settlement.decision.reason, settlement.ended.reason, settlement.ended.detail
