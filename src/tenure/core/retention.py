@@ -30,10 +30,11 @@ class KeepRule(Struct, frozen=True):
         ended than a batch holds, it deletes up to a quarter more than these, so that a backlog shrinks. The number is
         bounded, so that no call takes long.
         """
-        if self.count is None or self.most is None or jobs <= self.most:
+        most = self.most
+        if self.count is None or most is None or jobs <= most:
             return 0
-        batch = min((self.most - self.count) // 2 + 1, TRIM_BATCH)
-        return max(batch, min(jobs - self.most, ended + ended // 4 + 1))
+        batch = min((most - self.count) // 2 + 1, TRIM_BATCH)
+        return max(batch, min(jobs - most, ended + ended // 4 + 1))
 
 
 class RetentionRules(Struct, frozen=True, omit_defaults=True):

@@ -134,10 +134,11 @@ class JobTester:
         async with self._working():
             await self._settle()
             while (now := self.clock.now()) < target:
-                due = [self._links[-1].next_due, self._base.model.next_sweep(), self._base.model.next_tick()]
-                instant = min([target, self._sweep_at, *(max(at, now + 1) for at in due if at is not None)])
+                sweep_at, tick = self._next_sweep(), self._base.model.next_tick()
+                due = [target, sweep_at, self._links[-1].next_due, tick]
+                instant = max(now + 1, min(at for at in due if at is not None))
                 self.clock.advance((instant - now) / SECOND)
-                await self._settle(sweep=instant == target)
+                await self._settle(sweep=instant == target or sweep_at <= instant)
         return self._runs - before
 
     # ── looking ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -241,20 +242,27 @@ class JobTester:
         await self._worker.start()
 
     async def _settle(self, *, sweep: bool = True) -> None:
-        """Sweep and run until nothing can run at this instant. Without `sweep`, sweep only if there is a reason."""
-        await self._sweep(always=sweep)
+        """Sweep and run until nothing can run at this instant. Without `sweep`, fire schedules instead of a sweep."""
+        await (self._sweep() if sweep else self._tick())
         while not await self._worker.idle() or self._links[-1].cut:
             await self._replace_worker()
             await self._sweep()
 
-    async def _sweep(self, *, always: bool = True) -> None:
-        """Fire the schedules that are due, and sweep."""
+    def _next_sweep(self) -> int:
+        """Return when a sweep is needed next. It has passed if a job needs one already."""
+        job_at = self._base.model.next_sweep()
+        return self._sweep_at if job_at is None else min(self._sweep_at, job_at)
+
+    async def _sweep(self) -> None:
+        """Sweep, and fire the schedules that are due."""
         now = self.clock.now()
-        if always or now >= self._sweep_at or ((job := self._base.model.next_sweep()) is not None and job <= now):
-            while await self._reaper.turn() == 0:
-                pass
-            self._sweep_at = now + SWEEP
-            return
+        while await self._reaper.turn() == 0:
+            pass
+        self._sweep_at = now + SWEEP
+
+    async def _tick(self) -> None:
+        """Fire the schedules that are due."""
+        now = self.clock.now()
         due, _ = self._base.model.due_schedules(now)
         if due:
             ticked = await tick_all(self._client, due, now)

@@ -262,9 +262,10 @@ class Executor:
     def room(self) -> int:
         """The number of jobs that this worker may still claim."""
         # A run that was stopped does not count against the concurrency, even if it keeps its right.
-        free = max(0, self.capacity - len(self._running) - len(self._prefetched))
+        prefetched = len(self._prefetched)
+        free = max(0, self.capacity - len(self._running) - prefetched)
         # Prefetched jobs count towards `max_jobs` as well.
-        return max(0, self._recycle_policy.room(free + len(self._prefetched)) - len(self._prefetched))
+        return max(0, self._recycle_policy.room(free + prefetched) - prefetched)
 
     def begin(self) -> "asyncio.Future[None]":
         """Let runs begin from now on. Return a future that fails if the executor's own code fails, not a handler."""
@@ -356,7 +357,7 @@ class Executor:
 
     def _fill_up(self) -> None:
         """Begin prefetched jobs, as many as may run."""
-        if self._beginning:
+        if self._beginning or not self._prefetched:
             # A run was over at once and made room for another. The call further up the stack begins that one.
             return
         self._beginning = True

@@ -63,7 +63,7 @@ class ClaimNumbers:
     @property
     def any_lost(self) -> bool:
         """Return True if a lane that is free has lost its last answer."""
-        return any(self._is_lost(number) for number in self._free)
+        return any(map(self._is_lost, self._free))
 
     def take(self) -> Lane:
         """Return a free lane for a call, preferably one that has lost an answer."""
@@ -482,7 +482,8 @@ class ExchangeLoop:
 
     async def _send(self, call: _Call) -> None:
         try:
-            await self._send_signs(call.batch)
+            if call.batch:
+                await self._send_signs(call.batch)
             answer = await self._storage.exchange(self._owner, call.batch, call.claim)
         except StorageError as error:
             self._back_off(call, error)
@@ -518,12 +519,13 @@ class ExchangeLoop:
         # From here on, the runs themselves count against the room.
         self._requested -= call.room
         claimed, call.room = call.room > 0, 0
-        taken = self._runs.hold(answer.leases, call.asked_at)
+        taken = self._runs.hold(answer.leases, call.asked_at) if answer.leases else []
         # Before the first run begins: this worker now hands these jobs back itself, so the storage must not.
         if call.lane is not None and not answer.seen:
             self.lanes.answered(call.lane)
             call.lane = None
-        self._runs.take(taken, begin=self._claiming)
+        if taken:
+            self._runs.take(taken, begin=self._claiming)
         last = len(self._calls) == 1
         # Each queue is first in turn, so that a full one cannot delay the others.
         self._queues = self._queues[1:] + self._queues[:1]

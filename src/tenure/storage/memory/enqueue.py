@@ -177,7 +177,8 @@ class EnqueueRules(ModelState):
             # fence.
             job = structs.replace(job, fence=before.fence, settled_fence=before.settled_fence)
         self._put(job, now, offset)
-        self._record_on_request(enqueued(job), now)
+        if self._records_more(job.queue):
+            self._record_on_request(enqueued(job), now)
         if isinstance(new.merge, UniqueKey) and new.merge.window is not None:
             self._windows[new.queue, merge_name(new.merge)] = Window(now + new.merge.window, 1, new.ref)
 

@@ -36,8 +36,10 @@ class EventLog:
 
     def record(self, event: Event, now: int) -> None:
         """Append an event; if there are too many, delete the oldest."""
-        self.events.append(stamped(event, self.last + 1, now))  # type: ignore[arg-type]
-        self._trim_to(self._trimmed + EVENTS_KEPT.deleted_at_once(self.last - self._trimmed, 1))
+        cursor = self.last + 1
+        self.events.append(stamped(event, cursor, now))  # type: ignore[arg-type]
+        if count := EVENTS_KEPT.deleted_at_once(cursor - self._trimmed, 1):
+            self._trim_to(self._trimmed + count)
 
     def recorded_at(self, cursor: int) -> int:
         """Return when an event was recorded, 0 if it is not in the log any more."""

@@ -234,7 +234,8 @@ class JobIndexes:
 
     def limited_until(self, queue: str, name: str, now: int) -> int:
         """Return the instant before which a limit lets nothing start; not after now if nothing is limited."""
-        return limit_end(self.reserved.get((queue, LIMIT + name), RateReservation()), now)
+        limit = self.reserved.get((queue, LIMIT + name))
+        return now if limit is None else limit_end(limit, now)
 
     def set_limit(self, queue: str, name: str, length: int, now: int) -> bool:
         """Let nothing of a rate or a queue start for some time; return False if it is limited for longer already."""
@@ -280,8 +281,8 @@ class JobIndexes:
 
     def known_places(self, queue: str, tasks: Mapping[str, int] | None) -> list[str]:
         """Return the names of unknown tasks that jobs are parked under and that this caller knows."""
-        names = (name for name in self.queues[queue].parked if name.startswith(UNKNOWN))
-        return [name for name in names if knows(tasks, *task_of_place(name))]
+        parked = self.queues[queue].parked
+        return [name for name in parked if name.startswith(UNKNOWN) and knows(tasks, *task_of_place(name))]
 
     def first_known(self, queue: str, tasks: Mapping[str, int] | None) -> JobRecord | None:
         """Return the first job for a caller that knows these tasks; release it if it is parked as unknown."""
@@ -315,8 +316,6 @@ class JobIndexes:
         Each call releases up to `PROMOTE_LIMIT` jobs, beginning with the rates that have been open for the longest
         time.
         """
-        if not self.queues[queue].opening:
-            return
         opened = nsmallest(PROMOTE_LIMIT, [(at, name) for name, at in self.queues[queue].opening.items() if at <= now])
         room = PROMOTE_LIMIT
         for _, name in opened:
@@ -496,59 +495,63 @@ class JobIndexes:
             self._freed.update((before.queue, RATE + rate.name) for rate in rates)
 
     def _put(self, before: JobRecord | None, job: JobRecord) -> None:
-        self.jobs[job.ref] = job
+        ref = job.ref
+        self.jobs[ref] = job
         for index, at in self._places(job):
-            index.add(at, job.ref)
+            index.add(at, ref)
         self._count(before, job)
 
     def _remove(self, job: JobRecord) -> None:
+        ref = job.ref
         for index, at in self._places(job):
-            index.drop(at, job.ref)
+            index.drop(at, ref)
         indexes = self.queues[job.queue]
         if job.parked_under is not None and not len(indexes.parked[job.parked_under]):
             del indexes.parked[job.parked_under]
 
-    def _places(self, job: JobRecord) -> Iterator[tuple[OrderedJobs, int]]:
-        """Yield the indexes that the job's state puts it in, with its sort number there."""
+    def _places(self, job: JobRecord) -> list[tuple[OrderedJobs, int]]:
+        """Return the indexes that the job's state puts it in, with its sort number there."""
         indexes = self.queues[job.queue]
         match job.state:
             case State.WAITING if job.parked_under is not None:
-                yield indexes.parked.setdefault(job.parked_under, OrderedJobs()), job.score
+                places = [(indexes.parked.setdefault(job.parked_under, OrderedJobs()), job.score)]
             case State.WAITING:
-                yield indexes.ready, job.score
+                places = [(indexes.ready, job.score)]
             case State.DELAYED:
-                yield indexes.delayed, job.run_at
+                places = [(indexes.delayed, job.run_at)]
             case State.SUSPENDED:
-                if job.links is not None and job.links.wake_at is not None:
-                    yield indexes.timers, job.links.wake_at
+                wakes_at = None if job.links is None else job.links.wake_at
+                places = [] if wakes_at is None else [(indexes.timers, wakes_at)]
             case State.ACTIVE if job.suspect_until is not None:
-                yield self.suspects, job.suspect_until
+                places = [(self.suspects, job.suspect_until)]
             case State.ACTIVE:
-                yield self.leases, job.lease_until or 0
+                places = [(self.leases, job.lease_until or 0)]
             case State.COMPLETED if job.kept_until is not None:
-                yield self.kept, job.kept_until
+                places = [(self.kept, job.kept_until)]
             case State.FAILED if job.redrive_at is not None:
                 # Retention must not delete a job that a rule will redrive.
-                yield self.redrives, job.redrive_at
+                places = [(self.redrives, job.redrive_at)]
             case _:
-                yield indexes.over[job.state], job.finished or 0
+                places = [(indexes.over[job.state], job.finished or 0)]
         if job.expires_at is not None and job.state in (State.WAITING, State.DELAYED):
-            yield self.aging, job.expires_at
+            places.append((self.aging, job.expires_at))
+        return places
 
     def _count(self, before: JobRecord | None, after: JobRecord | None) -> None:
         """Update the key holders, groups and counters for one job's change."""
         job = after or before
         if job is None:
             return
-        more = _unfinished(after) - _unfinished(before)
+        goes_on = _unfinished(after)
+        more = goes_on - _unfinished(before)
         self.queues[job.queue].unfinished += more
         if job.merge is not None:
-            _group(self._merging, (job.queue, merge_name(job.merge)), job.ref, inside=_unfinished(after))
+            _group(self._merging, (job.queue, merge_name(job.merge)), job.ref, inside=goes_on)
         for waits, record in ((False, before), (True, after)):
             if record is not None and record.state is State.WAITING and record.fair_key is not None and not record.lifo:
                 _group(self.queues[record.queue].tenants, (record.boost, record.fair_key), record.ref, inside=waits)
         if job.schedule is not None:
-            _group(self._scheduled, job.schedule, job.ref, inside=_unfinished(after))
+            _group(self._scheduled, job.schedule, job.ref, inside=goes_on)
         for key in job.keys:
             name = job.queue, key.name
             key_state = self.keys.setdefault(name, KeyState(key.limit))

@@ -4,7 +4,7 @@ Nothing here waits or takes a lock; each method is one atomic step. `MemoryStora
 suite verifies that every other storage behaves the same.
 """
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -210,12 +210,14 @@ class Model(ScheduleStore):
     def _queue_outlook(self, queue: str, tasks: Mapping[str, int] | None, now: int) -> tuple[bool, int | None]:
         """Return whether a queue has a claimable job, and when time alone will make another one claimable."""
         indexes = self._queues[queue]
-        opens_at = self._queue_opens_at(queue, now)
         dues = [head for head in (indexes.delayed.head, indexes.timers.head) if head is not None]
+        ready = bool(len(indexes.ready) or self._indexes.known_places(queue, tasks))
+        if not ready and not indexes.opening:
+            return False, min(dues, default=None)
+        opens_at = self._queue_opens_at(queue, now)
         if indexes.opening:
             # A job's own rate releases it only once the queue's rate allows a start.
             dues.append(max(min(indexes.opening.values()), opens_at))
-        ready = bool(len(indexes.ready) or self._indexes.known_places(queue, tasks))
         if ready and opens_at > now:
             ready = False
             dues.append(opens_at)
@@ -323,7 +325,7 @@ class Model(ScheduleStore):
             self._wake_due(queue, PROMOTE_LIMIT, now)
             for ref in indexes.delayed.first(PROMOTE_LIMIT, until=now):
                 self._promote(self._jobs[ref], now)
-            if self._queue_opens_at(queue, now) <= now:
+            if indexes.opening and self._queue_opens_at(queue, now) <= now:
                 self._indexes.open_rates(queue, now)
             self._indexes.release_freed(now)
             while len(leases) < room and looks and self._queue_opens_at(queue, now) <= now:
@@ -370,7 +372,8 @@ class Model(ScheduleStore):
             )
         )
         del runs[:-RUNS_KEPT]
-        self._record_on_request(begun(started, owner), now)
+        if self._records_more(job.queue):
+            self._record_on_request(begun(started, owner), now)
         return Lease(started)
 
     def _all_rates(self, job: JobRecord) -> list[RateKey]:
@@ -662,11 +665,11 @@ class Model(ScheduleStore):
         """
         if not settlements:
             return
-        completed = Counter(
-            settlement.ref.queue
-            for settlement, result in zip(settlements, verdicts, strict=True)
-            if result.verdict == "done" and uses_queue_retention(settlement)
-        )
+        completed = dict[str, int]()
+        for settlement, result in zip(settlements, verdicts, strict=True):
+            if result.verdict == "done" and uses_queue_retention(settlement):
+                queue = settlement.ref.queue
+                completed[queue] = completed.get(queue, 0) + 1
         for queue, ended in completed.items():
             ended_jobs = self._queues[queue].over[State.COMPLETED]
             keep = (self._setting("queue", queue).retention or RetentionRules()).of(State.COMPLETED)

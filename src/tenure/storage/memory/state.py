@@ -73,6 +73,10 @@ class ModelState:
         if name_of(event) in (self._setting("queue", event.queue).record or ()):
             self._record(event, now)
 
+    def _records_more(self, queue: str) -> bool:
+        """Return True if a queue records optional events. Otherwise the events of each job need not be created."""
+        return bool(self._setting("queue", queue).record)
+
     def _record_if_drained(self, queue: str, now: int) -> None:
         recorded = self._setting("queue", queue).record or ()
         if "queue_drained" in recorded and not self._queues[queue].unfinished:
