@@ -47,7 +47,8 @@ def test_it_works_with_zero_workers(there: Terminal) -> None:
     assert queue["queue"] == "default"
     assert queue["oldest_waiting"] > 0
     assert list(queue["counts"].items()) == [
-        *(("delayed", 0), ("waiting", 1), ("active", 0), ("completed", 0), ("failed", 0), ("cancelled", 0)),
+        *(("delayed", 0), ("waiting", 1), ("active", 0), ("suspended", 0), ("completed", 0), ("failed", 0)),
+        ("cancelled", 0),
         ("expired", 0),
     ]
 

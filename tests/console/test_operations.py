@@ -9,7 +9,7 @@ import pytest
 
 from tenure import Tenure
 from tenure.console import Console, Token, Tokens, User
-from tenure.core.events import JobCancelled, JobRedriven
+from tenure.core.events import JobCancelled, JobEvent, JobRedriven
 from tenure.core.internal import OPS_QUEUE
 from tenure.core.job import JobRecord
 from tenure.core.lifecycle import State
@@ -69,7 +69,7 @@ async def more(shop: Shop, count: int) -> None:
     await shop.app.enqueue_many(task.call(f"reader {number}") for number in range(count))
 
 
-async def events_of(shop: Shop, kind: type[Any]) -> list[tuple[str, str]]:
+async def events_of(shop: Shop, kind: type[JobEvent]) -> list[tuple[str, str]]:
     found: list[tuple[str, str]] = []
     cursor: str | None = None
     while True:

@@ -55,7 +55,7 @@ def test_an_operation_may_meet_a_tenth_more_and_ten_jobs(met: int, count: int, c
 
 def test_no_action_applies_to_jobs_that_it_could_not_change() -> None:
     assert {
-        "cancel": {State.DELAYED, State.WAITING, State.ACTIVE},
+        "cancel": {State.DELAYED, State.WAITING, State.ACTIVE, State.SUSPENDED},
         "redrive": {State.FAILED, State.CANCELLED, State.EXPIRED},
         "delete": set(State) - {State.ACTIVE},
     } == BULK_STATES

@@ -96,7 +96,7 @@ class Walk:
     def enqueue(self) -> None:
         """Enqueue a graph of one to five jobs, waiters first, or one job with many dependents."""
         names = [f"{self.made + number}" for number in range(self.dice.randint(1, 5))]
-        if self.dice.random() < 0.1:
+        if self.dice.random() < 0.3:
             names = [f"{self.made + number}" for number in range(11)]
         self.made += len(names)
         refs = [Ref(self.dice.choice(QUEUES), name) for name in names]
@@ -167,7 +167,8 @@ class Walk:
         failed = [ref for ref, job in self.model.records.items() if job.state is State.FAILED]
         kind = self.dice.choice(("cancel", "redrive", "redrive", "redrive", "delete", "subscribe"))
         if kind == "redrive":
-            ref = self.dice.choice(failed or refs)
+            unfinished = [entry.ref for entry in self.model.outbox if entry.ref in failed]
+            ref = self.dice.choice(unfinished or failed or refs)
             before = self.model.records[ref]
             (answer,) = self.model.revise([RedriveJob(ref)])
             if answer.verdict == "done" and before.reason in ("dependency", "skipped"):

@@ -1,5 +1,6 @@
 """Finds what a request names in its path, as far as its user may see it."""
 
+from collections.abc import Mapping
 from typing import Literal
 
 from msgspec import structs
@@ -14,6 +15,7 @@ from tenure.ops.names import KnownNames
 from tenure.ops.webhook_service import BoundWebhook
 from tenure.ops.workers import UnknownWorkerError, find_worker
 from tenure.storage.protocol import QueueSurvey, Survey, WorkerSurvey
+from tenure.webhooks.declaration import Webhook
 
 
 async def survey_of(call: ApiCall) -> Survey:
@@ -120,9 +122,14 @@ async def worker_of(call: ApiCall) -> tuple[Survey, WorkerSurvey]:
         raise from_message("invalid-parameter", str(error), errors=parts) from error
 
 
+def webhooks_of(call: ApiCall) -> Mapping[str, Webhook]:
+    """Return the webhooks. A user who sees some queues only sees none of them, since they are about all queues."""
+    return dict[str, Webhook]() if call.narrowed else call.access.webhooks
+
+
 def webhook_of(call: ApiCall) -> BoundWebhook:
-    """Return the webhook in the path. A user who sees some queues only sees no webhooks, since they are about all."""
-    known = {} if call.narrowed else call.access.webhooks
+    """Return the webhook in the path."""
+    known = webhooks_of(call)
     name = call.path["webhook"]
     if name not in known:
         raise unknown_name("unknown-webhook", "webhook", name, sorted(known))

@@ -18,6 +18,7 @@ from tenure.console.lookups import ref_of as _ref
 from tenure.console.lookups import schedule_of as _schedule
 from tenure.console.lookups import survey_of as _survey
 from tenure.console.lookups import webhook_of as _webhook_of
+from tenure.console.lookups import webhooks_of as _webhooks_of
 from tenure.console.lookups import worker_of as _worker
 from tenure.console.patches import queue_tag, task_settings, task_tag
 from tenure.console.problems import ProblemError, ProblemPart, bad_parameter, from_message, unknown_name
@@ -577,8 +578,7 @@ def _invalid(field: str, value: str, known: list[str]) -> ProblemError:
 async def webhooks(call: ApiCall, query: Struct) -> WebhooksView:
     """List the webhooks of the app. A user who sees some queues only sees none."""
     found = await call.access.storage.survey()
-    known = {} if call.narrowed else call.access.webhooks
-    return WebhooksView(webhooks=[webhook_view(webhook, found) for _, webhook in sorted(known.items())])
+    return WebhooksView(webhooks=[webhook_view(webhook, found) for _, webhook in sorted(_webhooks_of(call).items())])
 
 
 async def webhook(call: ApiCall, query: Struct) -> WebhookView:

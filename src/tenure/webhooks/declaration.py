@@ -31,7 +31,7 @@ class Webhook:
     - `url`: where the messages go. It must be https and lead to public addresses only; see `allow_networks`.
     - `events`: the event classes, such as `(JobFailed, JobStalled)`. Events that are recorded on request, such as
       `JobStarted`, must be recorded for the queue: `await app.queue(name).record(JobStarted)`.
-    - `secret_env`: the environment variable with the secret: "whsec_" and 24 to 64 bytes in base64. During a rotation
+    - `secret_env`: the environment variable with the secret: `whsec_` and 24 to 64 bytes in base64. During a rotation
       it holds two secrets, separated by a space, and each message has a signature of both.
     - `where`: only events that this filter selects: "queue:pay.* task:charge". It may have the fields queue, task, id,
       reason and error.
