@@ -143,7 +143,7 @@ def test_ctrl_z_restores_the_terminal_until_it_is_continued(there: Terminal) -> 
         # Without a shell that could continue it, the kernel does not stop the process.
         display.press(b"\x1a")
         display.wait_for(lambda: display.shown.endswith(LEAVE))
-        assert display.restored
+        display.wait_for(lambda: display.restored)
 
         display.process.send_signal(signal.SIGCONT)
         display.wait_for(lambda: display.shown.rpartition(LEAVE)[2].startswith(ENTER))

@@ -191,7 +191,8 @@ class Walk:
         outcome: TokenOutcome = "completed" if box == "signal:go" else self.dice.choice(("completed", "failed"))
         self.model.revise([DeliverToken(ref, WaitToken(box, name, outcome))])
         if box == "open":
-            self.model.revise([SealBox(ref, "open", self.dice.randint(1, 3))])
+            # A box has one total for ever.
+            self.model.revise([SealBox(ref, "open", 1 + len(ref.id + ref.queue) % 3)])
 
     def sweep(self) -> None:
         """Let some time pass, and sweep."""
