@@ -205,6 +205,7 @@ def test_a_worker_uses_the_storage_of_its_url(tasks: Terminal, args: tuple[str, 
     [
         (("worker",), "give one as module:attribute"),
         (("worker", "tasks:app", "-q", "mail,,default"), "empty queue"),
+        (("worker", "tasks:app", "-q", "mail,tenure.internal.ops"), "is an internal queue"),
         (("worker", "tasks:app", "-c", "0"), "--concurrency"),
         (("worker", "tasks:app", "--processes", "0"), "--processes"),
         (("worker", "tasks:app", "--drain", "5y"), "--drain = '5y' is not a duration"),

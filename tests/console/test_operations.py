@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec import structs
 
 from tenure import Tenure
 from tenure.console import Console, Token, Tokens, User
@@ -14,7 +15,9 @@ from tenure.core.internal import OPS_QUEUE
 from tenure.core.job import JobRecord
 from tenure.core.lifecycle import State
 from tenure.ops import bulk
-from tenure.storage.protocol import ActsQuery, Query
+from tenure.ops.bulk import BulkOperation
+from tenure.ops.bulk_run import operation_job
+from tenure.storage.protocol import ActsQuery, CancelJob, Query
 from tests.console.conftest import EVERY_STORAGE, Shop, served
 from tests.console.site import Reply, call, get, path_to
 
@@ -256,10 +259,84 @@ async def test_a_repeated_request_starts_no_second_operation(shop: Shop) -> None
         ids.add(reply.json["operation"]["id"])
     other = await shop.act(OPS, {"action": "cancel"}, headers=[("Idempotency-Key", "one")])
 
-    # With a key it is another operation, because the caller says so.
-    assert len(ids) == 2
-    assert (other.status, other.problem) == (422, "key-reused")
-    assert len((await shop.get(OPS)).json["operations"]) == 2
+    assert len(ids) == 1
+    assert (other.status, other.problem) == (409, "unconfirmed")
+    assert len((await shop.get(OPS)).json["operations"]) == 1
+
+
+@EVERY_STORAGE
+async def test_an_idempotency_key_finds_the_operation_that_it_started(shop: Shop) -> None:
+    plan: dict[str, Any] = {"action": "delete", "filter": "queue:mail"}
+    confirm, key = (await dry_run(shop, **plan))["confirm"], [("Idempotency-Key", "one")]
+    first = await shop.act(OPS, {**plan, "confirm": confirm}, headers=key)
+    again = await shop.act(OPS, plan, headers=key)
+    other_key = await shop.act(OPS, {**plan, "confirm": confirm}, headers=[("Idempotency-Key", "two")])
+    other_plan = await shop.act(OPS, {"action": "cancel"}, headers=key)
+
+    assert {reply.json["operation"]["id"] for reply in (first, again, other_key)} == {first.json["operation"]["id"]}
+    assert (other_plan.status, other_plan.problem) == (422, "key-reused")
+    assert len((await shop.get(OPS)).json["operations"]) == 1
+
+
+# ── one run of an operation ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def report_of(shop: Shop, **fields: Any) -> Any:
+    """Carry out an operation without a dry run and a window; return it when it has ended."""
+    storage = shop.app.storage
+    now = (await storage.survey()).now
+    operation = BulkOperation(**{"count": 3, "actor": "local", "role": "admin", "via": "api", "at": now, **fields})
+    job = operation_job(storage, shop.app.timing, operation, "one")
+    await storage.enqueue([structs.replace(job, delay=0)])
+    return await ended(shop, "one")
+
+
+@EVERY_STORAGE
+async def test_a_delete_leaves_jobs_that_ended_after_the_request(shop: Shop) -> None:
+    before = await jobs(shop, queues=("mail",), states=(State.COMPLETED, State.FAILED))
+    at = max(job.created for job in before)
+    assert all(job.finished is not None and job.finished > at for job in before)
+    found = await report_of(shop, action="delete", filter="queue:mail state:completed,failed", at=at)
+
+    assert (found["state"], found["met"], found["done"]) == ("done", 0, 0)
+    assert await jobs(shop, queues=("mail",), states=(State.COMPLETED, State.FAILED)) == before
+
+
+@EVERY_STORAGE
+async def test_a_cancel_leaves_out_jobs_that_were_asked_to_stop(shop: Shop) -> None:
+    [active] = await jobs(shop, states=(State.ACTIVE,))
+    await shop.app.storage.revise([CancelJob(active.ref, None, "ann")])
+    plan: dict[str, Any] = {"action": "cancel", "filter": f"id:{active.id}"}
+    dry = await dry_run(shop, **plan)
+    found = await report_of(shop, **plan)
+
+    assert dry["count"] == 0
+    assert (found["state"], found["met"], found["done"]) == ("done", 0, 0)
+
+
+async def test_a_user_of_some_queues_sees_no_operation_of_the_shell(shop: Shop) -> None:
+    await report_of(shop, action="cancel", filter="task:none", actor="mailer", via="cli")
+    async with served(shop.app, auth=Tokens(Token(User("mailer", "operate", queues=["mail"]), SECRET))) as port:
+        listed = await ask(port, OPS, secret=SECRET, method="GET")
+        found = await ask(port, path_to("ops", "one"), secret=SECRET, method="GET")
+
+    assert listed.json["operations"] == []
+    assert found.problem == "unknown-operation"
+
+
+async def test_ordinary_routes_do_not_act_on_operations(shop: Shop) -> None:
+    op_id = await started(shop, action="delete", filter="queue:mail")
+    for act, body in (
+        ("cancel", {}),
+        ("redrive", {}),
+        ("delete", {}),
+        ("retain", {"ttl": "1h"}),
+        ("reschedule", {"delay": "1h"}),
+    ):
+        reply = await shop.act(path_to("jobs", OPS_QUEUE, op_id, act), body)
+        assert (reply.status, reply.problem) == (403, "internal-queue"), act
+        assert "/api/v1/ops" in reply.json["remedy"]
+    assert (await shop.get(path_to("ops", op_id))).json["state"] == "waiting"
 
 
 # ── users ─────────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -214,7 +214,7 @@ async def test_the_other_problems_are_about_users() -> None:
 OF_ACTS = [
     *("not-json", "slow-body", "body-too-large", "invalid-json", "invalid-body", "unknown-field"),
     *("changed", "wrong-state", "key-held", "settings-changed", "key-reused", "throttled", "not-audited"),
-    *("unconfirmed", "unknown-operation", "too-many-jobs"),
+    *("unconfirmed", "unknown-operation", "too-many-jobs", "internal-queue"),
 ]
 """The problems of acts; test_acts.py, test_bodies.py and test_operations.py show each."""
 

@@ -12,6 +12,7 @@ from tenure.console import Auth, Console, ConsoleRequest, ProxyAuth, Role, Token
 from tenure.console.api import AdminAPI
 from tenure.console.table import TABLE
 from tenure.console.users import ADDRESSES_KEPT, ROLES, WRONG_TOKENS, WrongTokens
+from tenure.core.internal import OPS_QUEUE
 from tenure.core.job import Owner, RateKey
 from tenure.ops.access import StorageAccess
 from tenure.options import Timing
@@ -404,6 +405,13 @@ async def test_a_user_of_some_queues_sees_nothing_of_others(shop: Shop) -> None:
         assert await read("tasks", "mail.send") == "unknown-task"
         assert (await read("dead", "groups"))["total"] == 0
         assert (await read("dead", "groups", query="?queue=mail"))["total"] == 0
+
+
+def test_no_pattern_of_a_user_matches_an_internal_queue() -> None:
+    assert User("ann").sees(OPS_QUEUE)
+    for pattern in ("*", "tenure.*", OPS_QUEUE):
+        assert not User("ann", queues=[pattern]).sees(OPS_QUEUE)
+    assert User("ann", queues=["*"]).sees("mail")
 
 
 async def test_a_user_of_some_queues_sees_no_task_of_others(shop: Shop) -> None:

@@ -38,11 +38,13 @@ def test_a_deletion_and_a_large_operation_begin_after_a_window(action: BulkActio
         (0, ChunkPace(100, 0)),
         (SECOND // 10, ChunkPace(10, SECOND)),
         (SECOND // 1_000, ChunkPace(100, SECOND // 10)),
-        (SECOND, ChunkPace(1, SECOND)),
+        (SECOND // 5, ChunkPace(10, 2 * SECOND)),
+        (SECOND, ChunkPace(10, 10 * SECOND)),
+        (3 * SECOND, ChunkPace(3, 9 * SECOND)),
         (60 * SECOND, ChunkPace(1, 60 * SECOND)),
     ],
 )
-def test_a_chunk_has_the_jobs_of_a_second_at_most(interval: int | None, pace: ChunkPace) -> None:
+def test_a_chunk_has_the_jobs_of_a_second_or_ten_jobs_of_ten_seconds(interval: int | None, pace: ChunkPace) -> None:
     assert pace_of(interval) == pace
 
 

@@ -4,9 +4,20 @@ from typing import Any
 
 import pytest
 
-from tenure import Tenure, UsageError
+from tenure import Tenure, Timing, UsageError
 from tenure.core.events import JobCancelled, StorageReplaced
-from tenure.core.internal import INTERNAL_QUEUES, OPS_QUEUE, included, includes_worker, is_internal_event, own_name
+from tenure.core.internal import (
+    INTERNAL,
+    INTERNAL_QUEUES,
+    OPS_QUEUE,
+    included,
+    includes_worker,
+    is_internal_event,
+    own_name,
+)
+from tenure.ops.names import known_names
+from tenure.ops.views import info_view
+from tenure.storage.protocol import Survey
 
 
 def test_a_listing_without_names_leaves_out_internal_queues() -> None:
@@ -29,6 +40,13 @@ def test_workers_of_internal_queues_alone_are_left_out(
     served: tuple[str, ...], named: tuple[str, ...], expected: bool
 ) -> None:
     assert includes_worker(served, named) is expected
+
+
+def test_paused_internal_tasks_are_neither_listed_nor_known() -> None:
+    survey = Survey(now=0, queues=(), workers=(), schedules=(), paused_tasks=("mail.send", f"{INTERNAL}webhook.alerts"))
+
+    assert info_view(survey, url="memory://", timing=Timing()).paused_tasks == ("mail.send",)
+    assert known_names(survey, {}).tasks == {"mail.send"}
 
 
 def test_events_of_internal_queues_are_internal() -> None:

@@ -8,6 +8,7 @@ import pytest
 from msgspec import structs
 
 from tenure import Timing
+from tenure.core.events import WorkerHung
 from tenure.core.figures import MINUTES, Figures, FiguresDelta, FiguresQuery
 from tenure.core.job import Owner
 from tenure.core.lease import Lease
@@ -56,6 +57,7 @@ def keeper_of(
     *,
     replaced: Callable[[int], None] = lambda place: None,
     metrics: WorkerMetrics | None = None,
+    listed: bool = True,
 ) -> Keeper:
     events: list[PartitionEvent] = []
     logger = logging.getLogger("tenure")
@@ -80,7 +82,17 @@ def keeper_of(
         given_up=lambda: False,
         lanes=lambda: (),
         partitions=watch,
+        listed=listed,
     )
+
+
+@pytest.mark.parametrize("listed", [True, False])
+async def test_a_worker_of_internal_queues_alone_announces_nothing(listed: bool) -> None:
+    clock = ManualClock()
+    keeper = keeper_of(CountingStorage(clock), clock, ActiveRuns(), listed=listed)
+    keeper.announce(WorkerHung(owner=OWNER.id, blocked_for=1, stack=""))
+
+    assert keeper.unrecorded == listed
 
 
 async def test_beats_for_short_leases_read_the_partitions_no_more_often() -> None:

@@ -14,7 +14,7 @@ from tenure.cli.render import as_json, printable
 from tenure.cli.session import CommandSession
 from tenure.clock import SystemClock, entropy
 from tenure.core.bulk import BulkAction, BulkPlan
-from tenure.errors import UsageError
+from tenure.errors import StorageUnavailableError, UsageError
 from tenure.ids import JobIds
 from tenure.ops.access import StorageAccess
 from tenure.ops.bulk import (
@@ -106,7 +106,11 @@ async def _carried_out(session: CommandSession, plan: BulkPlan, count: int, reas
         )
         op_id = JobIds(SystemClock(), entropy()).make()
         await storage.record_act(operation_act(operation, op_id))
-        await storage.enqueue([operation_job(storage, access.timing, operation, op_id)])
+        try:
+            await storage.enqueue([operation_job(storage, access.timing, operation, op_id)])
+        except StorageUnavailableError:
+            click.echo(f"operation {op_id} may have started; look at it, or stop it, in the console", err=True)
+            raise
         # No console may run. If one does, either of them carries it out.
         async with bulk_worker(storage, access.timing):
             try:

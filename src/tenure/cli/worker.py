@@ -24,6 +24,7 @@ from tenure.cli.logs import logged, set_up
 from tenure.cli.session import CommandSession, bytes_of, length, storage
 from tenure.client.schedules import put_all
 from tenure.clock import SystemClock, entropy
+from tenure.core.internal import is_internal
 from tenure.core.suggestion import did_you_mean
 from tenure.errors import TenureError, UsageError
 from tenure.http.server import HTTPServer
@@ -420,4 +421,7 @@ def _queues(values: tuple[str, ...]) -> tuple[str, ...] | None:
     names = [name.strip() for text in values for name in text.split(",")]
     if not all(names):
         raise UsageError(f"-q {','.join(values)!r} names an empty queue; write -q mail,default")
+    for name in names:
+        if is_internal(name):
+            raise UsageError(f"-q {name!r} is an internal queue; leave it out, and serve such queues with --internal")
     return tuple(dict.fromkeys(names)) or None

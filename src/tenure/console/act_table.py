@@ -12,7 +12,7 @@ from tenure.webhooks import request as webhook_request
 TESTED_WITHIN = LIMIT + webhook_request.LIMIT
 """Seconds that the test of a webhook may take: those of other acts, and those of its request."""
 
-_JOB: tuple[ProblemName, ...] = ("unknown-job", "wrong-state", "changed")
+_JOB: tuple[ProblemName, ...] = ("unknown-job", "wrong-state", "changed", "internal-queue")
 _NEW_JOB: tuple[ProblemName, ...] = ("throttled", "invalid-parameter")
 
 ACTS = [

@@ -8,13 +8,12 @@ from tenure.console.patches import in_field
 from tenure.console.problems import ProblemError, ProblemPart, bad_parameter, from_message
 from tenure.console.records import OperationsQuery
 from tenure.console.routes import ApiCall
-from tenure.console.writes import idempotent_id, make_id
-from tenure.core.bulk import BulkAction, BulkPlan, Confirmation, confirmation, window
+from tenure.console.writes import idempotent_id
+from tenure.core.bulk import BulkAction, BulkPlan, confirmation, window
 from tenure.core.check import remark, shown
 from tenure.core.filter_text import FilterTextError
-from tenure.core.internal import is_internal
 from tenure.core.job import JobRecord
-from tenure.errors import StorageError, StorageUnavailableError, UsageError
+from tenure.errors import StorageError, UsageError
 from tenure.ops.audit import audited, verdict_of
 from tenure.ops.bulk import (
     BULK_TASK,
@@ -26,10 +25,12 @@ from tenure.ops.bulk import (
     Sees,
     TooManyJobsError,
     confirm_key,
+    find_by_key,
     find_operation,
     interval_of,
     matching,
     operation_act,
+    operation_id,
     operation_of,
     operation_view,
     operations_view,
@@ -90,7 +91,8 @@ async def operate(call: ApiCall, body: OperationBody) -> BulkView:
         parts = [ProblemPart("/body/filter", str(error), error.position)]
         raise from_message("invalid-filter", str(error), errors=parts) from error
     except TooManyJobsError as error:
-        raise from_message("too-many-jobs", str(error), errors=[ProblemPart("/body/filter", str(error))]) from error
+        parts = [ProblemPart("/body/filter", str(error))]
+        raise from_message("too-many-jobs", f"{error}, or give a cap", errors=parts) from error
     except NotConfirmedError as error:
         raise from_message("unconfirmed", str(error), errors=[ProblemPart("/body/confirm", str(error))]) from error
 
@@ -122,9 +124,9 @@ async def _start(call: ApiCall, plan: BulkPlan, body: OperationBody) -> BulkView
     storage, user = call.access.storage, call.user
     survey = await storage.survey()
     matching(plan, survey, _sees(call))
-    key = idempotent_id(call, "ops") or _id_of(body)
-    known = None if key is None else await find_operation(storage, key)
-    if key is None or known is None or operation_of(known).actor != user.name:
+    key = idempotent_id(call, "ops")
+    known = await _known(call, plan, body, key)
+    if known is None:
         count = require_confirmed(await confirm_key(storage), user.name, plan, body.confirm, survey.now)
         operation = BulkOperation(
             action=plan.action,
@@ -139,8 +141,8 @@ async def _start(call: ApiCall, plan: BulkPlan, body: OperationBody) -> BulkView
             queues=None if user.queues is None else tuple(pattern.text for pattern in user.queues),
             reason=remark(body.reason, field="reason"),
         )
-        known = await _enqueued(call, operation, key or make_id())
-    _require_same(known, plan)
+        # Each confirmation starts one operation, with any Idempotency-Key.
+        known = await _enqueued(call, operation, operation_id(body.confirm), key)
     # Where no lifespan is served, this process begins to serve operations here.
     call.serve()
     view = operation_view(known)
@@ -162,17 +164,7 @@ async def _start(call: ApiCall, plan: BulkPlan, body: OperationBody) -> BulkView
     )
 
 
-def _id_of(body: OperationBody) -> str | None:
-    """Return the id of an operation without an Idempotency-Key: each confirmation starts one operation."""
-    if body.confirm is None:
-        return None
-    try:
-        return f"op-{Confirmation.read(body.confirm).mac}"
-    except UsageError as error:
-        raise NotConfirmedError(str(error)) from None
-
-
-async def _enqueued(call: ApiCall, operation: BulkOperation, op_id: str) -> JobRecord:
+async def _enqueued(call: ApiCall, operation: BulkOperation, op_id: str, key: str | None) -> JobRecord:
     """Enqueue the job of an operation, after the audit record of the operation is written."""
     storage = call.access.storage
     try:
@@ -184,23 +176,27 @@ async def _enqueued(call: ApiCall, operation: BulkOperation, op_id: str) -> JobR
             "try again; tenure doctor names the cause",
             headers=[(b"retry-after", b"2")],
         ) from error
-    try:
-        await storage.enqueue([operation_job(storage, call.access.timing, operation, op_id)])
-    except StorageUnavailableError:
-        # It may have been stored.
-        raise
-    except StorageError as error:
-        await storage.record_act(operation_act(operation, op_id, verdict=f"failed: {error}", done=0))
-        raise
+    # If this fails, the record stays without a verdict: a repeated request has the same id and may succeed.
+    await storage.enqueue([operation_job(storage, call.access.timing, operation, op_id, key=key)])
     found = await find_operation(storage, op_id)
     if found is None:
         raise _unknown(op_id)
     return found
 
 
-def _require_same(job: JobRecord, plan: BulkPlan) -> None:
-    known = operation_of(job)
-    if (known.action, known.filter, known.cap, known.rate) != (plan.action, plan.filter, plan.cap, plan.rate):
+async def _known(call: ApiCall, plan: BulkPlan, body: OperationBody, key: str | None) -> JobRecord | None:
+    """Return the job of the operation that an earlier one of these requests has started, or None.
+
+    Raises:
+        ProblemError: the operation that has this Idempotency-Key is another one.
+        NotConfirmedError: the confirmation is not a token.
+    """
+    storage = call.access.storage
+    job = None if key is None else await find_by_key(storage, key)
+    if job is None and body.confirm is not None:
+        job = await find_operation(storage, operation_id(body.confirm))
+        return job if job is not None and _is_same(job, plan) and operation_of(job).actor == call.user.name else None
+    if job is not None and not _is_same(job, plan):
         why = f"operation {job.id} was started with this Idempotency-Key, and is another one"
         raise ProblemError(
             "key-reused",
@@ -208,6 +204,12 @@ def _require_same(job: JobRecord, plan: BulkPlan) -> None:
             "send a new key with each new operation",
             errors=[ProblemPart("/header/idempotency-key", why)],
         )
+    return job
+
+
+def _is_same(job: JobRecord, plan: BulkPlan) -> bool:
+    known = operation_of(job)
+    return (known.action, known.filter, known.cap, known.rate) == (plan.action, plan.filter, plan.cap, plan.rate)
 
 
 async def stop(call: ApiCall, body: ReasonBody) -> OperationView:
@@ -263,13 +265,12 @@ async def _operation(call: ApiCall) -> JobRecord:
 
 def _shows(call: ApiCall, operation: BulkOperation) -> bool:
     """Return True if the user may see an operation. One who sees some queues sees the operations of his own."""
-    return not call.narrowed or operation.actor == call.user.name
+    # A user of the shell with the same name is another one.
+    return not call.narrowed or (operation.via == "api" and operation.actor == call.user.name)
 
 
 def _sees(call: ApiCall) -> Sees | None:
-    if not call.narrowed:
-        return None
-    return lambda queue: call.user.sees(queue) and not is_internal(queue)
+    return call.user.sees if call.narrowed else None
 
 
 def _unknown(op_id: str) -> ProblemError:

@@ -17,6 +17,7 @@ from tenure.console.requests import ConsoleRequest
 from tenure.core.check import named, several, shown
 from tenure.core.events import AnyEvent, EventsTrimmed
 from tenure.core.filter_text import NamePattern, pattern_of
+from tenure.core.internal import is_internal
 from tenure.errors import UsageError
 from tenure.health.auth import bearer_of, visible
 
@@ -38,7 +39,10 @@ ADDRESSES_KEPT = 1_000
 
 @dataclass(frozen=True, init=False)
 class User:
-    """A user of the console. `queues`: names or patterns (`mail.*`) of the queues that the user may see; None: all."""
+    """A user of the console. `queues`: names or patterns (`mail.*`) of the queues that the user may see; None: all.
+
+    No pattern matches an internal queue.
+    """
 
     name: str
     role: Role
@@ -63,7 +67,9 @@ class User:
 
     def sees(self, queue: str) -> bool:
         """Return True if the user may see this queue."""
-        return self.queues is None or any(pattern.matches(queue) for pattern in self.queues)
+        if self.queues is None:
+            return True
+        return not is_internal(queue) and any(pattern.matches(queue) for pattern in self.queues)
 
     def sees_event(self, event: AnyEvent) -> bool:
         """Return True if the user may see this event. Events of no queue concern the whole storage."""

@@ -49,6 +49,7 @@ from tenure.console.records import RemovedSchedule, TaskStatusView
 from tenure.console.routes import ApiCall, NoQuery
 from tenure.core.check import named, remark, shown
 from tenure.core.duration import Duration, duration, instant, micros
+from tenure.core.internal import is_internal
 from tenure.core.job import NewJob
 from tenure.core.order import boost_of, is_strict
 from tenure.core.suggestion import did_you_mean
@@ -176,6 +177,12 @@ async def delete_job(call: ApiCall, body: JobBody) -> RevisedView:
 
 async def _revise(call: ApiCall, body: JobBody, action: str, revision: Revision) -> RevisedView:
     ref = revision.ref
+    if is_internal(ref.queue):
+        # The routes of operations and webhooks check rights and audit such acts as what they are.
+        why = (
+            f"queue {ref.queue!r} is internal; act on operations with /api/v1/ops, on deliveries with /api/v1/webhooks"
+        )
+        raise from_message("internal-queue", why, errors=[ProblemPart("/path/queue", why)])
     async with _acting(call, action, f"{ref.queue}/{ref.id}", body, change_text(body)) as act:
         [result] = await call.access.storage.revise([revision])
         act.verdict = verdict_of(result)

@@ -22,6 +22,9 @@ BULK_STATES: dict[BulkAction, frozenset[State]] = {
 CHUNK = 100
 """How many jobs one chunk has at most."""
 
+SLOW_CHUNK = 10
+"""How many jobs a chunk waits for up to 10 s for. Each chunk costs a record of the audit log, which has a limit."""
+
 MANY = 100
 """An operation on more jobs than this does not start at once."""
 
@@ -58,11 +61,12 @@ def window(action: BulkAction, count: int) -> int:
 def pace_of(interval: int | None) -> ChunkPace:
     """Return the pace at a rate of one job per `interval` microseconds; None: as fast as possible.
 
-    At a rate there is a chunk each second if it has jobs for that, so that the load is even and a stop comes soon.
+    At a rate there is a chunk each second if it has 10 jobs then, so that the load is even. At a lower rate a chunk has
+    up to 10 jobs, those of up to 10 s. A stop does not wait for the next chunk.
     """
     if not interval:
         return ChunkPace()
-    size = min(CHUNK, max(1, 1_000_000 // interval))
+    size = min(CHUNK, max(1, 1_000_000 // interval, min(SLOW_CHUNK, 10_000_000 // interval)))
     return ChunkPace(size, size * interval)
 
 

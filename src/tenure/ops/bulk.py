@@ -59,8 +59,8 @@ class BulkOperation(BulkPlan, frozen=True, kw_only=True):
     """A confirmed operation, as the argument of its job.
 
     `count`: how many jobs its dry run counted. `queues`: the patterns of the queues that its user may see; None: all.
-    `at`: when it was asked for, on the storage's clock: jobs that were enqueued, or that ended and are to be redriven,
-    after this instant are left alone.
+    `at`: when it was asked for, on the storage's clock: jobs that were enqueued, or that ended and are to be redriven
+    or deleted, after this instant are left alone.
     """
 
     count: int
@@ -89,7 +89,8 @@ class BulkProgress(Struct, kw_only=True):
     unknown: int = 0
 
 
-BulkEnd = Literal["done", "stopped", "count-changed"]
+BulkEnd = Literal["done", "incomplete", "stopped", "count-changed"]
+"""How an operation ended. `incomplete`: jobs of lost chunks, which may be unchanged, have used up its cap."""
 
 
 class BulkReport(BulkProgress, kw_only=True):
@@ -149,12 +150,33 @@ def to_change(operation: BulkOperation, survey: Survey, sees: Sees | None) -> Se
     return structs.replace(found, query=query)
 
 
+def is_included(operation: BulkOperation, job: JobRecord) -> bool:
+    """Return True if an operation changes a job of its selection: no query of a storage has these conditions."""
+    match operation.action:
+        case "cancel":
+            return not is_asked_to_stop(job)
+        case "delete":
+            # The dry run said of a job that was active then that it stays.
+            return job.finished is None or job.finished <= operation.at
+        case "redrive":
+            return True
+
+
+def is_asked_to_stop(job: JobRecord) -> bool:
+    """Return True if a job is cancelled already and its run has not ended yet."""
+    return job.state is State.ACTIVE and job.cancel_at is not None
+
+
 def _earlier(one: int | None, other: int) -> int:
     return other if one is None else min(one, other)
 
 
 def revision_of(action: BulkAction, job: JobRecord, by: str, reason: str | None) -> Revision:
-    """Return the change of one job, which is refused if the job has ended or run again since it was read."""
+    """Return the change of one job, which is refused if the job has ended or was redriven since it was read.
+
+    A start is not seen: a job that was waiting when it was read and runs now is asked to stop by a cancel. A delete
+    refuses it, because it is active.
+    """
     ended = job.finished or 0
     match action:
         case "cancel":
@@ -220,6 +242,8 @@ async def preview(storage: Storage, plan: BulkPlan, survey: Survey, sees: Sees |
         for job in page.jobs:
             if job.state not in applies:
                 refused[job.state] += 1
+            elif plan.action == "cancel" and is_asked_to_stop(job):
+                continue
             elif plan.cap is None or count < plan.cap:
                 count += 1
                 queues[job.queue] += 1
@@ -232,7 +256,7 @@ async def preview(storage: Storage, plan: BulkPlan, survey: Survey, sees: Sees |
             break
         if clock.uptime() > until:
             raise TooManyJobsError(
-                f"more than {count:,} jobs match, and counting them takes too long; narrow the filter, or give a cap"
+                f"more than {count:,} jobs match, and counting them takes too long; narrow the filter"
             )
     why = REFUSALS[_KINDS[plan.action]]
     return PreviewView(
@@ -260,8 +284,35 @@ async def confirm_key(storage: Storage) -> bytes:
     """
     if not storage.shared:
         return _OWN_KEY
+    return (await identity_of(storage)).encode()[-64:] or _OWN_KEY
+
+
+async def identity_of(storage: Storage) -> str:
+    """Return the identity of a storage, which `tenure move` does not copy.
+
+    Raises:
+        StorageError: the storage cannot be reached.
+    """
     answer = await storage.renew(RenewRequest(Owner(owner_id(SystemRandom())), seen=()))
-    return "".join(state.identity for state in answer.partitions).encode()[-64:] or _OWN_KEY
+    return "".join(state.identity for state in answer.partitions)
+
+
+def operation_id(confirm: str | None) -> str:
+    """Return the id of the operation that a confirmation starts: each starts one.
+
+    Raises:
+        NotConfirmedError: it is missing, or is not a token.
+    """
+    return f"op-{_given(confirm).mac}"
+
+
+def _given(text: str | None) -> Confirmation:
+    if text is None:
+        raise NotConfirmedError("confirm is missing; make a dry run first, with dry_run: true, and send its confirm")
+    try:
+        return Confirmation.read(text)
+    except UsageError as error:
+        raise NotConfirmedError(str(error)) from None
 
 
 def require_confirmed(key: bytes, actor: str, plan: BulkPlan, text: str | None, now: int) -> int:
@@ -270,12 +321,7 @@ def require_confirmed(key: bytes, actor: str, plan: BulkPlan, text: str | None, 
     Raises:
         NotConfirmedError: the token is missing, too old, or of another user or plan.
     """
-    if text is None:
-        raise NotConfirmedError("confirm is missing; make a dry run first, with dry_run: true, and send its confirm")
-    try:
-        given = Confirmation.read(text)
-    except UsageError as error:
-        raise NotConfirmedError(str(error)) from None
+    given = _given(text)
     expected = confirmation(key, actor, plan, count=given.count, at=given.at)
     if not hmac.compare_digest(given.mac, expected.mac):
         raise NotConfirmedError(
@@ -334,11 +380,15 @@ def operation_act(
     )
 
 
+OperationState = Literal["waiting", "running", "stopping", "done", "incomplete", "stopped", "count-changed", "failed"]
+
+
 class OperationView(Struct, frozen=True, kw_only=True):
     """A bulk operation. `count`: the jobs that its dry run counted; the other numbers are those of `BulkProgress`.
 
     `starts`: the end of the window in which a stop undoes it. `stopped` without `started`: nothing happened.
-    `count-changed`: it ended because it met more than 1.1 times `count` + 10 jobs. `error`: of the last failed attempt.
+    `count-changed`: it ended because it met more than 1.1 times `count` + 10 jobs. `incomplete`: it ended at its cap,
+    which counts the `unknown` jobs, so fewer may have changed. `error`: of the last failed attempt.
     """
 
     id: str
@@ -347,7 +397,7 @@ class OperationView(Struct, frozen=True, kw_only=True):
     cap: int | None
     rate: str | None
     count: int
-    state: Literal["waiting", "running", "stopping", "done", "stopped", "count-changed", "failed"]
+    state: OperationState
     actor: str
     reason: str | None
     created: datetime
@@ -390,9 +440,7 @@ def operation_view(job: JobRecord) -> OperationView:
     )
 
 
-def _state(
-    job: JobRecord, progress: BulkProgress
-) -> Literal["waiting", "running", "stopping", "done", "stopped", "count-changed", "failed"]:
+def _state(job: JobRecord, progress: BulkProgress) -> OperationState:
     match job.state:
         case State.ACTIVE:
             return "running" if job.cancel_at is None else "stopping"
@@ -438,6 +486,12 @@ async def find_operation(storage: Storage, op_id: str) -> JobRecord | None:
     """Return the job of an operation, None if it is unknown."""
     [detail] = await storage.get([Ref(OPS_QUEUE, op_id)])
     return None if detail is None else detail.job
+
+
+async def find_by_key(storage: Storage, key: str) -> JobRecord | None:
+    """Return the job of the operation that a request with this Idempotency-Key has started, or None."""
+    page = await storage.find(Query(queues=(OPS_QUEUE,), tags=(key,), limit=1))
+    return page.jobs[0] if page.jobs else None
 
 
 async def stop_operation(storage: Storage, op_id: str, *, by: str, reason: str | None) -> RevisionResult:

@@ -30,7 +30,9 @@ from tenure.ops.bulk import (
     BulkOperation,
     BulkProgress,
     BulkReport,
+    identity_of,
     interval_of,
+    is_included,
     operation_act,
     revision_of,
     sees_of,
@@ -70,10 +72,14 @@ BULK = InternalTask(
 """The task of bulk operations."""
 
 
-def operation_job(storage: Storage, timing: Timing, operation: BulkOperation, op_id: str) -> NewJob:
-    """Return the job of an operation, which starts when the window is over."""
+def operation_job(
+    storage: Storage, timing: Timing, operation: BulkOperation, op_id: str, *, key: str | None = None
+) -> NewJob:
+    """Return the job of an operation, which starts when the window is over. `key`: by which `find_by_key` finds it."""
     delay = window(operation.action, operation.count) / SECOND
     options = CallOptions(id=op_id, delay=delay) if delay else CallOptions(id=op_id)
+    if key is not None:
+        options["tags"] = [key]
     return BULK.job(storage, timing, msgspec.to_builtins(operation), options=options)
 
 
@@ -107,6 +113,11 @@ class _Run:
             StorageError: the storage cannot be reached; another attempt goes on.
             asyncio.CancelledError: the worker stops; another run goes on.
         """
+        identity = await identity_of(self._storage)
+        if self._job.data.get("storage", identity) != identity:
+            # The job was moved here: the cursor is one of another storage.
+            self._progress.after = None
+        self._job.data["storage"] = identity
         if self._job.redelivered:
             await self._count_done()
         try:
@@ -137,15 +148,17 @@ class _Run:
                 # Of the jobs of lost chunks each may have been changed.
                 left = min(left, operation.cap - max(progress.met, progress.done + progress.unknown))
             if left <= 0:
-                return "done"
+                return "done" if progress.met >= (operation.cap or 0) else "incomplete"
             found = await selected_jobs(self._storage, selected, limit=left, after=progress.after, looks=LOOKS)
-            if count_changed(progress.met + len(found.jobs), operation.count):
+            jobs = [job for job in found.jobs if is_included(operation, job)]
+            if count_changed(progress.met + len(jobs), operation.count):
                 return "count-changed"
-            if found.jobs:
-                await _whole(self._change(found.jobs, found.next))
+            if jobs:
+                await _whole(self._change(jobs, found.next))
+            progress.after = found.next
             if found.next is None:
                 return "done"
-            if found.jobs and pace.every:
+            if jobs and pace.every:
                 await asyncio.sleep(max(0.0, pace.every / SECOND - (loop.time() - began)))
 
     async def _change(self, jobs: Sequence[JobRecord], after: str | None) -> None:
@@ -185,13 +198,16 @@ class _Run:
             for act in page.acts:
                 if act.verdict == "done":
                     done += act.count or 0
-                else:
+                elif act.verdict is None or not act.verdict.startswith("failed"):
+                    # A chunk that failed changed nothing, and its jobs are met again.
                     unknown += act.count or 0
             if page.next is None:
                 break
             query = structs.replace(query, after=page.next)
         progress = self._progress
-        progress.done, progress.unknown, progress.met = done, unknown, max(progress.met, done)
+        # The audit log does not move with the job.
+        progress.done, progress.unknown = max(progress.done, done), unknown
+        progress.met = max(progress.met, progress.done)
 
     async def _stopped(self) -> bool:
         """Return True if an operator has stopped this operation, and not its worker."""

@@ -24,7 +24,7 @@ from tenure.core.job import NewJob
 from tenure.core.lifecycle import State
 from tenure.errors import StorageError
 from tenure.events.bus import Handlers
-from tenure.maintenance.reaper import Sweeper
+from tenure.maintenance.lost_runs import settle_stalled
 from tenure.ops.access import StorageAccess
 from tenure.options import TaskOptions, Timing
 from tenure.options.tasks import CallOptions
@@ -89,10 +89,12 @@ class InternalWorker:
     tasks: Callable[[StorageAccess], Sequence[InternalTask]]
     agents: Callable[[StorageAccess], Sequence[Agent]]
     _serving: asyncio.Task[None] | None = field(default=None, init=False)
+    _failures: int = field(default=0, init=False)
+    """The number of attempts in a row in which no worker has started."""
 
     def start(self) -> None:
         """Begin to serve. Idempotent."""
-        if self._serving is None:
+        if self._serving is None or self._serving.done():
             self._serving = asyncio.create_task(self._serve(), name="tenure internal queues")
 
     async def stop(self) -> None:
@@ -110,17 +112,16 @@ class InternalWorker:
         await self.stop()
 
     async def _serve(self) -> None:
-        failures, rng = 0, entropy()
+        rng = entropy()
         while True:
             try:
                 await self._work()
-                failures = 0
             except Exception as error:
-                failures += 1
-                if failures == 1:
+                self._failures += 1
+                if self._failures == 1:
                     unexpected = None if isinstance(error, StorageError | OSError) else error
                     logger.warning("cannot serve internal queues, trying again: %r", error, exc_info=unexpected)
-            await asyncio.sleep(PATIENCE.rest(failures or 1, rng))
+            await asyncio.sleep(PATIENCE.rest(self._failures or 1, rng))
 
     async def _work(self) -> None:
         access = await self.access()
@@ -128,6 +129,7 @@ class InternalWorker:
         worker = Worker(runtime, queues=INTERNAL_QUEUES, concurrency=CONCURRENCY, drain=DRAIN)
         try:
             await worker.start()
+            self._failures = 0
             async with asyncio.TaskGroup() as group:
                 agents = [agent(worker.owner.id) for agent in self.agents(access)]
                 background = [group.create_task(agent) for agent in (_recover(runtime), *agents)]
@@ -150,15 +152,32 @@ class InternalWorker:
 
 
 async def _recover(runtime: Runtime) -> None:
-    """Sweep if an internal job should have been recovered by a reaper and was not."""
-    sweeper, timing, storage = Sweeper(runtime, runtime.owner(), None), runtime.timing, runtime.storage
+    """Recover internal jobs that a reaper should have recovered and did not.
+
+    This does not sweep: a sweep would also fire the schedules and recover the jobs of a fleet that is down on purpose.
+    """
+    timing, storage = runtime.timing, runtime.storage
     late = micros(timing.grace + 2 * timing.sweep)
     while True:
         await asyncio.sleep(timing.beat.total_seconds())
         with contextlib.suppress(StorageError, OSError):
             active = Query(queues=INTERNAL_QUEUES, states=(State.ACTIVE,), limit=LOOKED_AT)
-            ends = [job.lease_until for job in (await storage.find(active)).jobs if job.lease_until]
-            if ends and min(ends) + late < (await storage.survey(INTERNAL_QUEUES)).now:
-                logger.info("no reaper recovers the jobs of internal queues; sweeping once")
-                while await sweeper.turn() == 0:
-                    continue
+            jobs = (await storage.find(active)).jobs
+            if not jobs:
+                continue
+            now = (await storage.survey(INTERNAL_QUEUES)).now
+            for owner in {job.owner for job in jobs if job.owner and job.lease_until and job.lease_until + late < now}:
+                logger.info("no reaper recovers the internal jobs of %s; recovering them here", owner)
+                await _take_over(runtime, owner)
+
+
+async def _take_over(runtime: Runtime, owner: str) -> None:
+    """Take the jobs of an owner whose leases have ended, and settle their runs. It serves internal queues alone."""
+    # A new owner for each call: if an answer is lost, the next look finds the jobs under it.
+    taker = runtime.owner()
+    while True:
+        taken = await runtime.storage.reclaim(owner, taker)
+        if not await settle_stalled(runtime.storage, taker, taken.stalled, runtime.rng, metrics=runtime.metrics):
+            return
+        if not taken.more:
+            return

@@ -40,7 +40,7 @@ def known_names(survey: Survey, tasks: Mapping[str, str]) -> KnownNames:
                 *(unknown.task for queue in survey.queues for unknown in queue.unknown),
                 *(job.task for job in jobs),
                 *survey.task_rates,
-                *survey.paused_tasks,
+                *(task for task in survey.paused_tasks if not is_internal(task)),
                 *tasks,
             }
         ),

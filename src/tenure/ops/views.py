@@ -20,6 +20,7 @@ from tenure.core.deduplication import EnqueueAction
 from tenure.core.document import Progress, decode_document
 from tenure.core.duration import moment
 from tenure.core.frames import unframed
+from tenure.core.internal import is_internal
 from tenure.core.job import JobDetail, JobRecord, RateKey, Ref
 from tenure.core.lifecycle import TERMINAL, State
 from tenure.core.retention import RetentionRules
@@ -526,7 +527,7 @@ def info_view(survey: Survey, *, url: str, timing: Timing, slow: SlowRuns = NO_S
         url=url,
         now=moment(survey.now),
         queues=[queue_view(queue) for queue in survey.queues],
-        paused_tasks=survey.paused_tasks,
+        paused_tasks=tuple(task for task in survey.paused_tasks if not is_internal(task)),
         task_rates=task_rates_view(survey),
         workers=[worker_view(worker) for worker in health.workers],
         leaders=[LeaderView(scope=term.scope, owner=term.owner, epoch=term.epoch) for term in survey.leaders],

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from msgspec import structs
 
 from tenure.clock import SECOND
-from tenure.core.events import Event, WorkerStarted, WorkerStopped, WorkerStopping
+from tenure.core.events import Event, WorkerHung, WorkerStarted, WorkerStopped, WorkerStopping
 from tenure.core.exponential_delay import ExponentialDelay
 from tenure.core.figures import FiguresDelta
 from tenure.core.lane import Lane
@@ -105,8 +105,8 @@ class Keeper:
         self._false_alarms = 0
 
     def announce(self, event: Event) -> None:
-        """Record an event of this process with the next beat, but not the life of a worker of internal queues alone."""
-        if self._listed or not isinstance(event, WorkerStarted | WorkerStopping | WorkerStopped):
+        """Record an event of this process with the next beat, but not those of a worker of internal queues alone."""
+        if self._listed or not isinstance(event, WorkerStarted | WorkerStopping | WorkerStopped | WorkerHung):
             self._announcements.append(event)
 
     @property

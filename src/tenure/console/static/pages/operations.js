@@ -15,6 +15,7 @@ const STATES = {
   running: ["active", "running"],
   stopping: ["stopping", "stopping"],
   done: ["completed", "done"],
+  incomplete: ["failed", "ended: results unknown"],
   stopped: ["cancelled", "stopped"],
   "count-changed": ["failed", "ended: too many jobs"],
   failed: ["failed", "failed"],
