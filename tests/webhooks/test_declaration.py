@@ -7,16 +7,23 @@ import pytest
 
 from tenure import (
     Event,
+    EventsTrimmed,
     JobCompleted,
     JobEvent,
     JobFailed,
+    JobRetried,
     JobStalled,
+    LeaseLost,
     QueuePaused,
+    ReaperFailed,
     Tenure,
     UsageError,
     Webhook,
     WorkerDied,
+    WorkerFailed,
+    WorkerHung,
 )
+from tenure.core.events import UnreadableEvent
 from tenure.core.internal import WEBHOOKS_QUEUE
 from tenure.core.job import RecordedError
 from tenure.webhooks.messages import message_of
@@ -42,6 +49,10 @@ def failed(queue: str = "pay.eu", task: str = "charge", **fields: object) -> Job
         ({"events": ()}, "events is empty"),
         ({"events": JobFailed}, "must be several"),
         ({"events": ["failed"]}, "is not an event class"),
+        ({"events": [JobFailed, LeaseLost]}, "has LeaseLost, which is never recorded"),
+        ({"events": [WorkerFailed]}, "has WorkerFailed, which is never recorded"),
+        ({"events": [ReaperFailed]}, "has ReaperFailed, which is never recorded"),
+        ({"events": [EventsTrimmed]}, "has EventsTrimmed, which is never recorded"),
         ({"secret_env": "whsec_abc="}, "is not the name of an environment variable; write"),
         ({"where": "state:failed"}, "has a field that events do not have"),
         ({"where": "tag:vip"}, "has a field that events do not have"),
@@ -104,9 +115,12 @@ def test_a_base_class_selects_all_events_of_jobs() -> None:
 
     assert webhook.selects(failed())
     assert not webhook.selects(QueuePaused(queue="q"))
+    everything = Webhook("pay", URL, events=(Event,), secret_env="PAY")
+    assert everything.selects(QueuePaused(queue="q"))
+    assert not everything.selects(EventsTrimmed(oldest="7"))
 
 
-def test_a_message_has_the_event_and_an_id_of_its_place() -> None:
+def test_a_message_has_the_event_and_an_id_of_it() -> None:
     pay, other = (Webhook(name, URL, events=(JobFailed,), secret_env="PAY") for name in ("pay", "other"))
     message = message_of(pay, failed())
     body = json.loads(message.body)
@@ -119,11 +133,44 @@ def test_a_message_has_the_event_and_an_id_of_its_place() -> None:
     assert message == message_of(pay, failed())
     others = [
         message_of(other, failed()),
-        message_of(pay, failed(cursor="8")),
+        message_of(pay, failed(attempt=2)),
         message_of(pay, failed(at=datetime(2026, 5, 3, 10, 1, tzinfo=UTC))),
         message_of(pay, failed(id="2")),
     ]
     assert len({message.id, *(one.id for one in others)}) == 5
+
+
+def test_the_id_of_a_message_does_not_depend_on_the_cursor() -> None:
+    """On several partitions, the cursor has a place in each of them, and these differ from read to read."""
+    webhook = Webhook("pay", URL, events=(JobFailed,), secret_env="PAY")
+
+    assert message_of(webhook, failed(cursor="17.4")).id == message_of(webhook, failed(cursor="17.5")).id
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        failed(error=RecordedError("ValueError", "no", "secret")),
+        JobRetried(
+            queue="q",
+            id="1",
+            task="t",
+            attempt=1,
+            next_attempt=2,
+            delay=1.0,
+            error=RecordedError("ValueError", "no", "secret"),
+        ),
+        JobStalled(queue="q", id="1", task="t", count=1, action="failed", reason="process_died", post_mortem="secret"),
+        WorkerHung(owner="o", blocked_for=9.0, stack="secret"),
+        UnreadableEvent(body="secret"),
+    ],
+)
+def test_a_message_has_no_code_of_the_app(event: Event) -> None:
+    body = message_of(Webhook("pay", URL, events=(Event,), secret_env="PAY"), event).body
+
+    assert "secret" not in body
+    if isinstance(event, JobFailed | JobRetried):
+        assert json.loads(body)["data"]["error"] == {"type": "ValueError", "message": "no"}
 
 
 def test_a_message_has_no_result_of_a_job() -> None:

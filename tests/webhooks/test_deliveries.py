@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
+from datetime import timedelta
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -28,9 +29,9 @@ from tenure.core.lifecycle import State
 from tenure.ops.access import StorageAccess
 from tenure.ops.internal_tasks import internal_worker
 from tenure.ops.webhook_service import BoundWebhook, webhook_tasks
-from tenure.storage.protocol import EventReader, Query, Settings, Storage, Target
-from tenure.webhooks.delivery import DELAYS, DeliveryFailedError, delivery_options
-from tenure.webhooks.messages import message_of
+from tenure.storage.protocol import ActsQuery, EventReader, Query, Settings, Storage, Target
+from tenure.webhooks.delivery import AT_ONCE, DELAYS, DeliveryFailedError, delivery_options
+from tenure.webhooks.messages import WebhookMessage, message_of
 from tests.webhooks.receivers import SECRET, Hooks, answer, receiving
 
 FAST = Timing(lease="2s", beat="500ms", sweep="50ms", grace="500ms")
@@ -229,7 +230,7 @@ async def test_two_processes_share_the_events(url: str) -> None:
         assert len(await deliveries(app)) == 20
 
 
-async def test_status_410_pauses_the_webhook_and_keeps_its_messages(url: str) -> None:
+async def test_status_410_pauses_the_webhook_and_keeps_its_messages(url: str, caplog: pytest.LogCaptureFixture) -> None:
     gone = True
     async with (
         receiving(lambda _: answer("410 Gone") if gone else answer("204 No Content")) as hooks,
@@ -244,6 +245,15 @@ async def test_status_410_pauses_the_webhook_and_keeps_its_messages(url: str) ->
             return task in (await app.storage.survey()).paused_tasks
 
         await until(paused)
+
+        async def written() -> bool:
+            return any(act.verdict == "done" for act in (await app.storage.acts(ActsQuery())).acts)
+
+        await until(written)
+        [act] = (await app.storage.acts(ActsQuery())).acts
+        assert (act.actor, act.action, act.target, act.via) == ("webhook pay", "webhooks.pause", "pay", "webhook")
+        assert act.reason == "the receiver answered 410 Gone"
+        assert f"tenure queues resume --task {task}" in caplog.text
         await fail(app)
 
         async def two_wait() -> bool:
@@ -290,33 +300,124 @@ async def test_retry_after_sets_the_next_attempt() -> None:
         assert [event.delay for event in events if isinstance(event, JobRetried)] == [3000.0]
 
 
-def test_the_default_attempts_are_12_from_5_s_to_6_h() -> None:
-    retry = delivery_options(Webhook("pay", "https://x.example/", events=(JobFailed,), secret_env="X"), Random(1)).retry
-    assert retry is not None
-    assert retry.delay is not None
-    failure, asks = DeliveryFailedError("x"), DeliveryFailedError("x", 100_000.0)
-
-    assert retry.max_attempts == 12
-    for attempt, least in enumerate(DELAYS, start=1):
-        delay = retry.delay(attempt, failure)
-        assert isinstance(delay, int | float)
-        assert least <= delay <= least * 1.1
-    assert (DELAYS[0], DELAYS[-1]) == (5, 21_600)
-    assert retry.delay(1, asks) == 21_600
-    assert retry.delay(3, DeliveryFailedError("x", 7.0)) == 120
-    assert retry.delay(1, DeliveryFailedError("x", 7.0)) == 7
-
-
-def test_the_own_retry_options_and_their_delay_are_used() -> None:
-    own = Retry(max_attempts=4, delay=lambda attempt, error: attempt * 2)
+def retry_of(own: Retry | None = None) -> Callable[..., float]:
+    """Return the delay in seconds after an attempt, by the retry options that a webhook makes of its own."""
     webhook = Webhook("pay", "https://x.example/", events=(JobFailed,), secret_env="X", retry=own)
     retry = delivery_options(webhook, Random(1)).retry
     assert retry is not None
     assert retry.delay is not None
+    delay = retry.delay
 
-    assert retry.max_attempts == 4
-    assert retry.delay(3, DeliveryFailedError("x")) == 6
-    assert retry.delay(3, DeliveryFailedError("x", 60.0)) == 60
+    def seconds(attempt: int, asked: float | None = None) -> float:
+        found = delay(attempt, DeliveryFailedError("x", asked))
+        assert isinstance(found, timedelta)
+        return found.total_seconds()
+
+    return seconds
+
+
+def test_the_default_attempts_are_12_from_5_s_to_6_h() -> None:
+    delay = retry_of()
+
+    assert attempts_of() == 12
+    for attempt, least in enumerate(DELAYS, start=1):
+        assert least <= delay(attempt) <= least * 1.1
+    assert (DELAYS[0], DELAYS[-1]) == (5, 21_600)
+    assert delay(1, 100_000.0) == 21_600
+    assert 120 <= delay(3, 7.0) <= 132
+    assert delay(1, 7.0) == 7
+
+
+def test_the_own_retry_options_and_their_delay_are_used() -> None:
+    own = Retry(max_attempts=4, delay=lambda attempt, error: attempt * 2)
+
+    assert attempts_of(own) == 4
+    assert retry_of(own)(3) == 6
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        Retry(delay=lambda attempt, error: "2m"),
+        Retry(delay=lambda attempt, error: timedelta(minutes=2)),
+        Retry(backoff="fixed", base="2m", jitter=0.0),
+    ],
+)
+def test_retry_after_lengthens_an_own_delay_and_never_shortens_it(own: Retry) -> None:
+    delay = retry_of(own)
+
+    assert (delay(1), delay(1, 0.0), delay(1, 7.0)) == (120, 120, 120)
+    assert (delay(1, 300.0), delay(1, 100_000.0)) == (300, 21_600)
+
+
+def test_an_own_delay_may_be_longer_than_a_receiver_may_ask_for() -> None:
+    assert retry_of(Retry(delay=lambda attempt, error: "1d"))(1, 100_000.0) == 86_400
+
+
+@pytest.mark.parametrize(
+    "own", [Retry(max_attempts=20), Retry(never=ValueError), Retry(delay=lambda attempt, error: None)]
+)
+def test_an_own_retry_without_a_delay_has_the_delays_of_webhooks(own: Retry) -> None:
+    delay = retry_of(own)
+
+    assert attempts_of(own) == (own.max_attempts or 12)
+    assert 120 <= delay(3) <= 132
+    assert 21_600 <= delay(15) <= 23_760
+
+
+def test_the_unset_numbers_of_an_own_delay_are_those_of_webhooks() -> None:
+    doubled, fixed = retry_of(Retry(backoff="exponential", jitter=0.0)), retry_of(Retry(backoff="fixed"))
+
+    assert (doubled(1), doubled(2), doubled(20)) == (5, 10, 21_600)
+    assert 4.5 <= fixed(7) <= 5.5
+
+
+def attempts_of(own: Retry | None = None) -> int | None:
+    webhook = Webhook("pay", "https://x.example/", events=(JobFailed,), secret_env="X", retry=own)
+    retry = delivery_options(webhook, Random(1)).retry
+    assert retry is not None
+    return retry.max_attempts
+
+
+async def test_receivers_that_hang_leave_slots_to_operations() -> None:
+    """Three webhooks send four messages each at once, and a worker has ten slots more."""
+    ended, hanging = asyncio.Event(), Hooks()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        hanging.connections += 1
+        await ended.wait()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    names = ("pay", "mail", "chat")
+    async with server:
+        hanging.port = server.sockets[0].getsockname()[1]
+        hooks = [
+            Webhook(
+                *(name, f"http://127.0.0.1:{hanging.port}/"),
+                events=(JobFailed,),
+                secret_env="PAY_SECRET",
+                allow_networks=["127.0.0.0/8"],
+            )
+            for name in names
+        ]
+        async with Tenure("memory://", timing=FAST, webhooks=hooks) as app:
+            for name in names:
+                job_of = BoundWebhook.of(app.webhooks[name], app.storage, app.timing).job
+                await app.storage.enqueue(
+                    [job_of(WebhookMessage(f"msg_{name}_{number}", "{}")) for number in range(AT_ONCE)]
+                )
+
+            async def all_hang() -> bool:
+                return hanging.connections >= len(names) * AT_ONCE
+
+            async with internal_worker(lambda: access_to(app)):
+                try:
+                    await until(all_hang)
+                    [worker] = (await app.storage.survey([WEBHOOKS_QUEUE])).workers
+                    assert worker.concurrency == 10 + len(names) * AT_ONCE
+                finally:
+                    ended.set()
 
 
 async def test_a_process_without_the_secret_leaves_the_messages_to_others(

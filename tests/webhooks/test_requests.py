@@ -1,6 +1,7 @@
 """What a webhook sends, to which address, and what it makes of the answer. The receivers are real servers."""
 
 import asyncio
+import ssl
 from collections.abc import Sequence
 
 import pytest
@@ -179,6 +180,7 @@ async def test_a_proxy_of_the_environment_is_not_used(monkeypatch: pytest.Monkey
             "abcde",
         ),
         (b"HTTP/1.1 500 x\r\ncontent-length: 99\r\n\r\npart", 500, None, "part"),
+        (answer("500 x", body="no\u202etxt\x1b[0m \xa0 end"), 500, None, "no txt [0m   end"),
     ],
 )
 async def test_an_answer_is_read_like_this(reply: bytes, status: int, retry_after: float | None, text: str) -> None:
@@ -197,7 +199,7 @@ async def test_an_answer_is_read_like_this(reply: bytes, status: int, retry_afte
         (b"HTTP/2 200\r\n\r\n", "not HTTP"),
         (b"SSH-2.0-OpenSSH_9\r\n\r\n", "not HTTP"),
         (b"HTTP/1.1 200 OK\r\nx: " + b"y" * 20_000 + b"\r\n\r\n", "longer than 16,384 bytes"),
-        (b"HTTP/1.1 100 Continue\r\n\r\n" * 2_000, "longer than 16,384 bytes|closed before"),
+        (b"HTTP/1.1 100 Continue\r\n\r\n" * 2_000, "longer than 16,384 bytes"),
     ],
 )
 async def test_an_answer_that_is_not_http_or_not_whole_is_an_error(reply: bytes | None, why: str) -> None:
@@ -221,6 +223,59 @@ async def test_a_receiver_that_does_not_answer_is_left_after_the_limit(monkeypat
         with pytest.raises(RequestFailedError, match="did not answer within"):
             await sender_to(f"http://127.0.0.1:{port}/").send("msg_1", "{}")
         silent.set()
+
+
+async def test_a_status_is_kept_if_the_time_ends_within_the_body(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(request, "LIMIT", 2.0)
+    monkeypatch.setattr(request, "BODY_LIMIT", 60.0)
+    ended = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 410 Gone\r\ncontent-length: 99\r\n\r\npart")
+        await ended.wait()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        sent = await sender_to(f"http://127.0.0.1:{port}/").send("msg_1", "{}")
+        ended.set()
+
+    assert (sent.status, sent.text) == (410, "part")
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        (b"-2\r\n" * 4_000, ""),
+        (b"+3\r\nabc\r\n", ""),
+        (b"0_3\r\nabc\r\n", ""),
+        (b"0x3\r\nabc\r\n", ""),
+        (b"000000003\r\nabc\r\n", ""),
+        (b"3\r\nabc\r\n0\r\n\r\n3\r\ndef\r\n", "abc"),
+        (b"1 ;x\r\na\r\n" * 2_000, "a" * 300),
+    ],
+)
+async def test_a_chunked_refusal_is_read_as_far_as_it_is_valid(body: bytes, text: str) -> None:
+    reply = b"HTTP/1.1 500 x\r\ntransfer-encoding: chunked\r\n\r\n" + body
+    async with asyncio.timeout(5), receiving(lambda _: reply) as hooks:
+        sent = await sender_to(f"http://127.0.0.1:{hooks.port}/").send("msg_1", "{}")
+
+    assert sent.text == text
+
+
+async def test_a_refusal_that_quotes_the_url_shows_no_token() -> None:
+    def quoted(got: Got) -> bytes:
+        return answer("404 /in/0123456789", body=f"no route {got.line}, key=abcdefgh01, see /in")
+
+    async with receiving(quoted) as hooks:
+        sent = await sender_to(f"http://127.0.0.1:{hooks.port}/in/0123456789?key=abcdefgh01").send("msg_1", "{}")
+
+    assert (sent.reason, sent.text) == ("…", "no route POST … HTTP/1.1, …, see /in")
+
+
+def test_tls_before_1_2_is_not_used() -> None:
+    assert sender_to("https://example.com/").tls().minimum_version is ssl.TLSVersion.TLSv1_2
 
 
 async def test_a_receiver_out_of_reach_is_named() -> None:

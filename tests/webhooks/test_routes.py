@@ -9,11 +9,12 @@ import pytest
 from tenure import Retry, Tenure
 from tenure.console import Console
 from tenure.console.requests import ConsoleRequest
-from tenure.console.users import User
+from tenure.console.users import Role, User
 from tenure.core.internal import WEBHOOKS_QUEUE
+from tenure.webhooks.messages import WebhookMessage
 from tests.console.site import Reply, act_headers, call
 from tests.webhooks.receivers import SECRET, answer, receiving
-from tests.webhooks.test_deliveries import deliveries, fail, serving, shop, until
+from tests.webhooks.test_deliveries import bound, deliveries, fail, serving, shop, until
 
 BASE = "/api/v1/webhooks"
 
@@ -171,9 +172,34 @@ async def test_a_delivery_between_attempts_is_sent_now_and_a_waiting_one_is_left
 
             await until(waiting)
             [parked] = await waiting()
-            assert (await site.act("/pay/redeliver", id=parked["id"])).problem == "wrong-state"
+            refused = await site.act("/pay/redeliver", id=parked["id"])
+            assert refused.problem == "wrong-state"
+            assert refused.json["detail"] == f"delivery {parked['id']} waits because webhook pay is paused"
+            assert refused.json["remedy"] == "resume the webhook"
             assert (await site.act("/pay/resume")).json["paused"] is False
             await hooks.wait_for(3)
+
+
+async def test_a_redacted_field_is_left_out_of_the_arguments_of_a_delivery() -> None:
+    async with receiving() as hooks, shop(hooks) as app:
+        body = '{"type": "job.progressed", "data": {"value": {"password": {"is": "hidden"}, "step": 3}}}'
+        await app.storage.enqueue([bound(app).job(WebhookMessage("msg_1", body))])
+        path = f"/api/v1/jobs/{WEBHOOKS_QUEUE}/msg_1"
+
+        shown = (await call(Console(app, redact=["password"]), path)).json["arguments"]
+        assert shown["message"] == "msg_1"
+        assert shown["body"]["data"]["value"] == {"password": "[redacted]", "step": 3}
+        assert "opaque_bytes" in (await call(Console(app, payloads="never"), path)).json["arguments"]
+
+
+@pytest.mark.parametrize(("role", "path"), [("read", "/…"), ("operate", "/in"), ("admin", "/in")])
+async def test_a_url_is_shown_whole_to_users_who_may_operate(role: Role, path: str) -> None:
+    async with receiving() as hooks, shop(hooks) as app:
+        site = Site(Console(app, auth=lambda request: User("ann", role)))
+
+        shown = (await site.get("/pay")).json
+        assert shown["url"] == f"http://127.0.0.1:{hooks.port}{path}"
+        assert (await site.get()).json["webhooks"] == [shown]
 
 
 async def test_deliveries_are_not_among_the_jobs_unless_their_queue_is_named() -> None:

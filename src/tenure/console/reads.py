@@ -63,7 +63,7 @@ from tenure.core.document import decode_document
 from tenure.core.duration import Duration, duration, instant, micros, moment
 from tenure.core.events import AnyEvent
 from tenure.core.filter_text import JobConditions, NamePattern, exact_names, parse_filter
-from tenure.core.internal import is_internal
+from tenure.core.internal import WEBHOOKS_QUEUE, is_internal
 from tenure.core.job import Ref
 from tenure.core.published import PublishedTask
 from tenure.core.suggestion import alternatives, close_to, did_you_mean
@@ -98,7 +98,7 @@ from tenure.ops.views import (
     task_rates_view,
     tick_view,
 )
-from tenure.ops.webhooks import WebhookView, delivery_views, webhook_view
+from tenure.ops.webhooks import WebhookView, delivery_decoder, delivery_views, webhook_view
 from tenure.ops.workers import ListedWorker, listed_worker, stacks
 from tenure.storage.cursors import recorded_within
 from tenure.storage.protocol import ActsQuery, Survey
@@ -310,7 +310,9 @@ async def job(call: ApiCall, query: Struct) -> DetailView:
     detail = await detail_of(call.access.storage, _ref(call))
     why = why_again(detail.job, detail.runs)
     data = decode_document if call.shows_payloads else call.decode
-    return detail_view(detail, call.decode, why=why, decode_data=data)
+    # The body of a message is JSON within a text, in which no field could be left out.
+    decode = delivery_decoder(data) if detail.job.queue == WEBHOOKS_QUEUE else call.decode
+    return detail_view(detail, decode, why=why, decode_data=data)
 
 
 async def job_why(call: ApiCall, query: Struct) -> ReasonsView:
@@ -578,12 +580,14 @@ def _invalid(field: str, value: str, known: list[str]) -> ProblemError:
 async def webhooks(call: ApiCall, query: Struct) -> WebhooksView:
     """List the webhooks of the app. A user who sees some queues only sees none."""
     found = await call.access.storage.survey()
-    return WebhooksView(webhooks=[webhook_view(webhook, found) for _, webhook in sorted(_webhooks_of(call).items())])
+    known = sorted(_webhooks_of(call).items())
+    return WebhooksView(webhooks=[webhook_view(webhook, found, whole=call.user.may("operate")) for _, webhook in known])
 
 
 async def webhook(call: ApiCall, query: Struct) -> WebhookView:
     """Show a webhook."""
-    return webhook_view(_webhook_of(call).webhook, await call.access.storage.survey())
+    found = await call.access.storage.survey()
+    return webhook_view(_webhook_of(call).webhook, found, whole=call.user.may("operate"))
 
 
 async def webhook_deliveries(call: ApiCall, query: DeliveriesQuery) -> DeliveriesView:

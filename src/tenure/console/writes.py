@@ -506,7 +506,7 @@ async def redeliver(call: ApiCall, body: RedeliverBody) -> RefView:
             problem = unknown_job(f"webhook {name} has no delivery {body.id}: never made, or past its retention")
         except NotRepeatableError as error:
             act.verdict = "refused"
-            problem = ProblemError("wrong-state", str(error), "wait until it has ended, and look at it again")
+            problem = ProblemError("wrong-state", str(error), error.remedy)
     raise problem
 
 

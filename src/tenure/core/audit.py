@@ -7,8 +7,8 @@ from msgspec import Struct, structs
 from tenure.core.retention import KeepRule
 from tenure.core.text import storable
 
-Via = Literal["api", "cli", "console"]
-"""The way by which an act came."""
+Via = Literal["api", "cli", "console", "webhook"]
+"""The way by which an act came. `webhook`: the answer of a receiver caused it."""
 
 ACTS_KEPT = KeepRule(365 * 86_400 * 1_000_000, 100_000)
 """How long the audit log keeps its records: a year, and at most the newest 100,000."""

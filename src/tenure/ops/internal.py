@@ -35,7 +35,7 @@ from tenure.worker.worker import Worker
 logger = logging.getLogger("tenure.internal")
 
 CONCURRENCY = 10
-"""How many internal jobs one process runs at once."""
+"""How many internal jobs one process runs at once, in addition to those of tasks with a concurrency limit."""
 
 DRAIN = 0.5
 """Seconds that internal jobs get to end when their worker stops. They go on where another worker serves them."""
@@ -125,8 +125,11 @@ class InternalWorker:
 
     async def _work(self) -> None:
         access = await self.access()
-        runtime = self._runtime(access)
-        worker = Worker(runtime, queues=INTERNAL_QUEUES, concurrency=CONCURRENCY, drain=DRAIN)
+        tasks = self.tasks(access)
+        runtime = self._runtime(access, tasks)
+        # Each limited task, such as the one of a webhook whose receiver hangs, leaves the other slots to other tasks.
+        limits = [task.options.concurrency_limit or 0 for task in tasks]
+        worker = Worker(runtime, queues=INTERNAL_QUEUES, concurrency=CONCURRENCY + sum(limits), drain=DRAIN)
         try:
             await worker.start()
             self._failures = 0
@@ -139,11 +142,11 @@ class InternalWorker:
         finally:
             await worker.stop()
 
-    def _runtime(self, access: StorageAccess) -> Runtime:
+    def _runtime(self, access: StorageAccess, tasks: Sequence[InternalTask]) -> Runtime:
         return Runtime(
             app=INTERNAL.rstrip("."),
             storage=access.storage,
-            tasks={task.name: task.bound(access.storage, access.timing) for task in self.tasks(access)},
+            tasks={task.name: task.bound(access.storage, access.timing) for task in tasks},
             codec=JsonCodec(),
             event_handlers=Handlers(),
             timing=access.timing,

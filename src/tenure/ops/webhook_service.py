@@ -2,6 +2,7 @@
 
 import logging
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 from typing import Any, Self
 
@@ -13,9 +14,10 @@ from tenure.clock import Clock, SystemClock, entropy
 from tenure.core.internal import WEBHOOKS_QUEUE
 from tenure.core.job import JobRecord, NewJob
 from tenure.ops.access import StorageAccess
+from tenure.ops.audit import audited
 from tenure.ops.internal import Agent, InternalTask
 from tenure.options import Timing
-from tenure.storage.protocol import Storage
+from tenure.storage.protocol import Settings, Storage, Target
 from tenure.webhooks.declaration import Webhook
 from tenure.webhooks.delivery import WebhookSender, delivery_handler, delivery_options
 from tenure.webhooks.messages import WebhookMessage
@@ -31,7 +33,25 @@ def webhook_task(sender: WebhookSender, *, rng: Random | None = None) -> Interna
         webhook.task,
         WEBHOOKS_QUEUE,
         delivery_options(webhook, rng or entropy()),
-        lambda storage: delivery_handler(sender, storage),
+        lambda storage: delivery_handler(sender, partial(_pause_gone, storage)),
+    )
+
+
+async def _pause_gone(storage: Storage, webhook: Webhook, why: str) -> None:
+    """Pause a webhook whose receiver wants no more messages, and say so in the log and in the audit log.
+
+    Raises:
+        StorageError: the audit log cannot be written; then the webhook is not paused.
+    """
+    by = f"webhook {webhook.name}"
+    async with audited(
+        storage, actor=by, role="receiver", via="webhook", action="webhooks.pause", target=webhook.name, reason=why
+    ):
+        await storage.tune(Target("task", webhook.task), Settings(paused=True), by=by)
+    logger.warning(
+        "webhook %s is paused, because %s; its messages wait up to 7 days: mend the receiver, then resume the "
+        "webhook in the console or with: tenure queues resume --task %s",
+        *(webhook.name, why, webhook.task),
     )
 
 

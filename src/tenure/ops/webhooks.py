@@ -2,17 +2,19 @@
 
 from collections.abc import Sequence
 from datetime import datetime
+from typing import Any, cast
 
 from msgspec import Struct
 
 from tenure.clock import Clock, SystemClock
+from tenure.core.document import decode_document
 from tenure.core.duration import moment
 from tenure.core.internal import WEBHOOKS_QUEUE
 from tenure.core.job import JobRecord, Ref
 from tenure.core.lifecycle import State
 from tenure.errors import UsageError
 from tenure.ops.job_list import MESSAGE_SHOWN, RowErrorView
-from tenure.ops.views import RefView
+from tenure.ops.views import Decode, RefView
 from tenure.ops.webhook_service import BoundWebhook
 from tenure.storage.protocol import Query, RedriveJob, RescheduleJob, Revision, Storage, Survey
 from tenure.webhooks.declaration import Webhook
@@ -22,7 +24,9 @@ from tenure.webhooks.request import RequestFailedError
 
 
 class WebhookView(Struct, frozen=True, kw_only=True):
-    """A webhook. `events`: the names of its events; `where`: its filter; `task`: the task of its deliveries.
+    """A webhook. `url`: for a user who may not operate it ends with `/…` in place of its path and query.
+
+    `events`: the names of its events; `where`: its filter; `task`: the task of its deliveries.
 
     `paused`: its messages wait, because an operator or the receiver (by status 410) asked for that. `problem`: why this
     process delivers none of its messages.
@@ -71,14 +75,18 @@ class WebhookTrialView(Struct, frozen=True, kw_only=True):
 
 
 class NotRepeatableError(Exception):
-    """A delivery is under way, or has changed meanwhile, so it is not repeated."""
+    """A delivery waits, is under way or has changed meanwhile, so it is not repeated."""
+
+    def __init__(self, why: str, remedy: str = "wait until it has ended, and look at it again") -> None:
+        super().__init__(why)
+        self.remedy = remedy
 
 
-def webhook_view(webhook: Webhook, found: Survey) -> WebhookView:
-    """Return the view of a webhook."""
+def webhook_view(webhook: Webhook, found: Survey, *, whole: bool) -> WebhookView:
+    """Return the view of a webhook. `whole`: with the path and query of its URL, which may hold a token."""
     return WebhookView(
         name=webhook.name,
-        url=webhook.url,
+        url=webhook.url if whole else webhook.receiver.origin,
         events=webhook.kinds,
         where=webhook.where,
         allow_networks=webhook.allow_networks,
@@ -151,6 +159,23 @@ async def delivery_of(storage: Storage, bound: BoundWebhook, id_: str) -> JobRec
     return None if detail is None or detail.job.task != bound.webhook.task else detail.job
 
 
+def delivery_decoder(decode: Decode) -> Decode:
+    """Return a decoder of the arguments of deliveries that decodes the JSON in them, too.
+
+    So a reader of its result finds the fields of the event by their names, and can leave values out.
+    """
+
+    def decoded(data: bytes) -> Any:
+        value = decode(data)
+        if not isinstance(value, dict):
+            return value
+        fields = cast("dict[str, Any]", value)
+        body = fields.get("body")
+        return {**fields, "body": decode_document(body)} if isinstance(body, str) else fields
+
+    return decoded
+
+
 async def deliver_again(storage: Storage, bound: BoundWebhook, job: JobRecord, *, by: str, new_id: str) -> RefView:
     """Deliver the message of a delivery once more, and return the job that does it.
 
@@ -158,7 +183,7 @@ async def deliver_again(storage: Storage, bound: BoundWebhook, job: JobRecord, *
     For one that was delivered, another job sends the same message.
 
     Raises:
-        NotRepeatableError: it is under way, or has changed meanwhile.
+        NotRepeatableError: it waits, is under way, or has changed meanwhile.
     """
     match job.state:
         case State.COMPLETED:
@@ -169,6 +194,10 @@ async def deliver_again(storage: Storage, bound: BoundWebhook, job: JobRecord, *
             revision: Revision = RedriveJob(job.ref, by, ended=job.finished)
         case State.DELAYED:
             revision = RescheduleJob(job.ref, 0, None, None, by)
+        case State.WAITING if bound.webhook.task in (await storage.survey()).paused_tasks:
+            raise NotRepeatableError(
+                f"delivery {job.id} waits because webhook {bound.webhook.name} is paused", "resume the webhook"
+            )
         case State():
             raise NotRepeatableError(f"delivery {job.id} is {job.state.value} and goes on by itself")
     [result] = await storage.revise([revision])

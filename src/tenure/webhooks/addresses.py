@@ -53,6 +53,9 @@ _NOT_PUBLIC_6: tuple[IPv6Network, ...] = tuple(
 _NAT64 = IPv6Network("64:ff9b::/96")
 
 _LONGEST = 2_000
+_TOKEN = 8
+"""From which length on a part of a URL may be a token."""
+_PARTS = re.compile(r"[/?&=]")
 _URL = re.compile(
     r"""(?P<scheme>https?)://
     (?P<host>\[[0-9a-f:.]+\]|[a-z0-9_-]+(?:\.[a-z0-9_-]+)*)
@@ -76,6 +79,19 @@ class Receiver(Struct, frozen=True):
     def secure(self) -> bool:
         """True if it speaks TLS."""
         return self.scheme == "https"
+
+    @property
+    def origin(self) -> str:
+        """The URL without its path and query, which may hold a token: `https://example.com/…`."""
+        return f"{self.scheme}://{self.name}/…"
+
+    def hides(self, text: str) -> str:
+        """Return the text without the longer parts of the path and the query. Error pages often quote the URL."""
+        parts = {self.target, *self.target.split("?", 1), *_PARTS.split(self.target)}
+        for part in sorted(parts, key=len, reverse=True):
+            if len(part) >= _TOKEN:
+                text = text.replace(part, "…")
+        return text
 
 
 def networks(values: object, *, field: str) -> tuple[Network, ...]:

@@ -6,7 +6,15 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from tenure.core.check import of_kind, several, shown
-from tenure.core.events import Event, JobEvent, event_name
+from tenure.core.events import (
+    Event,
+    EventsTrimmed,
+    JobEvent,
+    LeaseLost,
+    ReaperFailed,
+    WorkerFailed,
+    event_name,
+)
 from tenure.core.filter_text import JobConditions, Patterns, parse_filter
 from tenure.core.internal import WEBHOOKS_QUEUE, is_internal_event
 from tenure.core.job import RecordedError
@@ -20,6 +28,8 @@ from tenure.webhooks.addresses import Network, Receiver, networks, receiver_of
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,255}")
 _EVENTS = "Webhook.events"
+_NEVER_RECORDED = (LeaseLost, WorkerFailed, ReaperFailed, EventsTrimmed)
+"""The event classes that a process reports to its own handlers only."""
 _FIELDS = ("queue", "task", "id", "reason", "error")
 
 
@@ -98,7 +108,7 @@ class Webhook:
 
     def selects(self, event: Event) -> bool:
         """Return True if a message is sent about this event. About an event of an internal queue none is ever sent."""
-        if not isinstance(event, self.events) or is_internal_event(event):
+        if not isinstance(event, self.events) or isinstance(event, _NEVER_RECORDED) or is_internal_event(event):
             return False
         where, error = self.conditions, getattr(event, "error", None)
         return (
@@ -150,6 +160,12 @@ def _kinds(values: object) -> tuple[type[Event], ...]:
     kinds = tuple(event_class(kind) for kind in cast("tuple[type[Event], ...]", several(values, field=_EVENTS)))
     if not kinds:
         raise UsageError("Webhook.events is empty; name at least one event class, such as JobFailed")
+    for kind in kinds:
+        if issubclass(kind, _NEVER_RECORDED):
+            raise UsageError(
+                f"Webhook.events has {kind.__name__}, which is never recorded, so no message would be sent; handle "
+                f"it in the process with @app.on({kind.__name__})"
+            )
     return kinds
 
 

@@ -7,11 +7,11 @@ from datetime import timedelta
 from random import Random
 
 from tenure.clock import SECOND, Clock
-from tenure.core.duration import Duration
+from tenure.core.duration import duration
 from tenure.errors import UsageError
 from tenure.handlers.control import Snooze
 from tenure.options import TTL, Retry, Stall, TaskOptions
-from tenure.storage.protocol import Settings, Storage, Target
+from tenure.options.merging import overlay
 from tenure.webhooks.declaration import Webhook
 from tenure.webhooks.request import LIMIT, Answer, RequestFailedError, Resolve, Resolver, post
 from tenure.webhooks.signature import secrets_of, signed_headers
@@ -27,6 +27,8 @@ SPREAD = 0.1
 
 GONE = 410
 """The status with which a receiver asks for no more messages."""
+
+_USUAL = Retry(len(DELAYS) + 1, base=DELAYS[0], cap=LONGEST, jitter=SPREAD)
 
 KEPT = timedelta(days=7)
 """How long a message is kept while it is not delivered: as long as the event log keeps its event by default."""
@@ -89,7 +91,7 @@ class WebhookSender:
             data,
             opened=self.webhook.opened,
             resolve=self._resolve,
-            tls=self._tls,
+            tls=self.tls,
             clock=self._clock,
         )
 
@@ -102,10 +104,12 @@ class WebhookSender:
             )
         return secrets_of(text, name=name)
 
-    def _tls(self) -> ssl.SSLContext:
+    def tls(self) -> ssl.SSLContext:
+        """Return the context for https, which is made once."""
         # To read all certificates takes some 10 ms.
         if self._context is None:
             self._context = ssl.create_default_context()
+            self._context.minimum_version = ssl.TLSVersion.TLSv1_2
         return self._context
 
 
@@ -131,9 +135,10 @@ def delivery_options(webhook: Webhook, rng: Random) -> TaskOptions:
     )
 
 
-def delivery_handler(sender: WebhookSender, storage: Storage) -> Callable[[str, str], Awaitable[int]]:
-    """Return the handler of that task. `storage`: opened; keeps the pause after status 410."""
-    webhook = sender.webhook
+def delivery_handler(
+    sender: WebhookSender, pause: Callable[[Webhook, str], Awaitable[None]]
+) -> Callable[[str, str], Awaitable[int]]:
+    """Return the handler of that task. `pause`: pauses the webhook after status 410, for the reason given."""
 
     async def deliver(message: str, body: str) -> int:
         try:
@@ -144,7 +149,7 @@ def delivery_handler(sender: WebhookSender, storage: Storage) -> Callable[[str, 
         if why is None:
             return answer.status
         if answer.status == GONE:
-            await storage.tune(Target("task", webhook.task), Settings(paused=True), by=f"webhook {webhook.name}")
+            await pause(sender.webhook, why)
             # The message waits with the others until an operator resumes the webhook.
             raise Snooze(0, f"{why}; the webhook is paused")
         raise DeliveryFailedError(why, answer.retry_after)
@@ -153,20 +158,24 @@ def delivery_handler(sender: WebhookSender, storage: Storage) -> Callable[[str, 
 
 
 def _delayed(own: Retry | None, rng: Random) -> Retry:
-    """Return the retry options of a webhook, with a delay that follows the wish of the receiver."""
+    """Return the retry options of a webhook. Their delay is never shorter than the receiver asks for, up to `LONGEST`.
 
-    def usual(attempt: int, error: BaseException) -> Duration | None:
-        if own is not None:
-            return None if own.delay is None else own.delay(attempt, error)
-        return DELAYS[min(attempt, len(DELAYS)) - 1] * (1 + SPREAD * rng.random())
+    `own`: the options that the webhook sets; the others are as for all webhooks, not as for tasks.
+    """
+    own = own or Retry()
+    filled = overlay(own, _USUAL)
+    rule = filled.rule()
 
-    def delay(attempt: int, error: BaseException) -> Duration | None:
+    def usual(attempt: int, error: BaseException) -> timedelta:
+        wanted = None if own.delay is None else own.delay(attempt, error)
+        if wanted is not None:
+            return duration(wanted, field="the result of Retry.delay", zero=True)
+        if own.sets_delay:
+            return timedelta(microseconds=rule.delay(attempt, rng))
+        return timedelta(seconds=DELAYS[min(attempt, len(DELAYS)) - 1] * (1 + SPREAD * rng.random()))
+
+    def delay(attempt: int, error: BaseException) -> timedelta:
         asked = error.retry_after if isinstance(error, DeliveryFailedError) else None
-        if asked is None:
-            return usual(attempt, error)
-        least = DELAYS[min(attempt, len(DELAYS)) - 1] if own is None else 0.0
-        return min(LONGEST, max(asked, least))
+        return max(usual(attempt, error), timedelta(seconds=min(LONGEST, asked or 0.0)))
 
-    if own is None:
-        return Retry(max_attempts=len(DELAYS) + 1, delay=delay)
-    return Retry(own.max_attempts, own.backoff, own.base, own.cap, own.jitter, own.on, own.never, delay)
+    return overlay(Retry(delay=delay), filled)

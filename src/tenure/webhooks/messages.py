@@ -7,11 +7,14 @@ from typing import Any
 import msgspec
 from msgspec import Struct, structs
 
-from tenure.core.events import Event, JobCompleted, JobEvent, name_of
+from tenure.core.events import Event, JobEvent, name_of, to_log
 from tenure.webhooks.declaration import Webhook
 
 TEST = "webhook.test"
 """The type of a message that an operator sends to try a webhook."""
+
+_LEFT_OUT = ("result", "traceback", "stack", "post_mortem", "body")
+"""Fields of events and of their errors that hold values or code of the app, or a text that this version cannot read."""
 
 
 class WebhookMessage(Struct, frozen=True):
@@ -32,18 +35,17 @@ class Envelope(Struct, frozen=True):
 def message_of(webhook: Webhook, event: Event) -> WebhookMessage:
     """Return the message about an event.
 
-    Its id depends on the webhook and on the place of the event in the log, so a reader that repeats an event makes the
-    same id again. The instant is part of it, because a log that lost its end uses cursors twice.
+    Its id depends on the webhook and on the event without its cursor, so a reader that repeats an event makes the same
+    id again. On several partitions a cursor has a place in each of them, and these differ from read to read.
     """
-    if isinstance(event, JobCompleted):
-        # A result belongs to the app; who may read it is decided there.
-        event = structs.replace(event, result=None)
     kind = name_of(event)
-    job = f"{event.queue}\n{event.id}" if isinstance(event, JobEvent) else ""
-    place = f"{webhook.name}\n{event.cursor}\n{event.at}\n{kind}\n{job}"
+    content = to_log(structs.replace(event, cursor=None))
+    digest = hashlib.sha256(webhook.name.encode() + b"\n" + content).hexdigest()
+    data = {name: value for name, value in msgspec.to_builtins(event).items() if name not in _LEFT_OUT}
+    if isinstance(data.get("error"), dict):
+        data["error"] = {name: value for name, value in data["error"].items() if name not in _LEFT_OUT}
     return WebhookMessage(
-        f"msg_{hashlib.sha256(place.encode()).hexdigest()[:32]}",
-        _body(f"job.{kind}" if isinstance(event, JobEvent) else kind, event.at, msgspec.to_builtins(event)),
+        f"msg_{digest[:32]}", _body(f"job.{kind}" if isinstance(event, JobEvent) else kind, event.at, data)
     )
 
 

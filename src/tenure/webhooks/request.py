@@ -26,8 +26,11 @@ from tenure.webhooks.addresses import Address, Network, Receiver, first_refusal
 LIMIT = 10.0
 """Seconds that one request may take, from the resolution of the name to the end of the answer."""
 
+BODY_LIMIT = 1.0
+"""Seconds, of these, that the body of a refusal may take."""
+
 READ = 16 * 1024
-"""How many bytes of an answer are read."""
+"""How many bytes of an answer are read, with its interim answers (1xx)."""
 
 TEXT_SHOWN = 300
 """How many characters of the body of a refusal are shown."""
@@ -36,7 +39,10 @@ Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 """Takes a host and a port; returns its addresses."""
 
 _STATUS = re.compile(rb"HTTP/1\.[01] ([1-9][0-9]{2})(?: ([^\r\n]*))?")
-_UNPRINTABLE = re.compile(r"[^ -~\u00a1-\uffff]+")
+_UNPRINTABLE = re.compile(r"\n+")
+_CHUNK_SIZE = re.compile(rb"[0-9A-Fa-f]{1,8}")
+_ENOUGH = 4 * TEXT_SHOWN
+"""How many bytes of a body are decoded; a character takes up to four."""
 
 
 class RequestFailedError(Exception):
@@ -98,11 +104,11 @@ async def post(
             not valid for the name, or no answer came within `LIMIT` seconds.
     """
     try:
-        async with asyncio.timeout(LIMIT):
+        async with asyncio.timeout(LIMIT) as limit:
             addresses = await _vetted(receiver, opened, resolve)
             async with _connected(receiver, addresses, tls) as (reader, writer):
                 writer.write(_request(receiver, headers, body))
-                return await _answer(reader, clock)
+                return await _answer(reader, receiver, clock, limit)
     except TimeoutError:
         raise RequestFailedError(f"{receiver.name} did not answer within {LIMIT:g} s") from None
 
@@ -164,8 +170,28 @@ def _request(receiver: Receiver, headers: Mapping[str, str], body: bytes) -> byt
     return "\r\n".join([*lines, "", ""]).encode("ascii") + body
 
 
-async def _answer(reader: asyncio.StreamReader, clock: Clock) -> Answer:
-    data = b""
+async def _answer(reader: asyncio.StreamReader, receiver: Receiver, clock: Clock, limit: asyncio.Timeout) -> Answer:
+    """Read the answer. `limit`: the time of the whole request."""
+    match, fields, rest, had = await _head(reader)
+    reason = receiver.hides(_plain(match[2] or b""))
+    answer = Answer(int(match[1]), reason, _retry_after(fields.get("retry-after"), clock), "")
+    if answer.taken:
+        return answer
+    # The status is known, so a body that does not end in time changes nothing.
+    soon, end = asyncio.get_running_loop().time() + BODY_LIMIT, limit.when()
+    limit.reschedule(None)
+    with contextlib.suppress(TimeoutError, RequestFailedError):
+        async with asyncio.timeout_at(soon if end is None else min(soon, end)):
+            while True:
+                part = await _more(reader, had)
+                rest, had = rest + part, had + len(part)
+    text = _plain((_joined(rest) if "chunked" in fields.get("transfer-encoding", "") else rest)[:_ENOUGH])
+    return Answer(answer.status, reason, answer.retry_after, receiver.hides(text)[:TEXT_SHOWN])
+
+
+async def _head(reader: asyncio.StreamReader) -> tuple[re.Match[bytes], dict[str, str], bytes, int]:
+    """Return the status line and the fields of the answer, what has arrived of its body, and how much was read."""
+    data, had = b"", 0
     while True:
         head, found, rest = data.partition(b"\r\n\r\n")
         match = _STATUS.match(head)
@@ -175,20 +201,11 @@ async def _answer(reader: asyncio.StreamReader, clock: Clock) -> Answer:
             continue
         if found:
             break
-        data += await _more(reader, len(data))
+        part = await _more(reader, had)
+        data, had = data + part, had + len(part)
     if match is None:
         raise RequestFailedError(f"the answer is not HTTP: {_plain(head[:60])!r}")
-    fields = _fields(head)
-    answer = Answer(int(match[1]), _plain(match[2] or b""), _retry_after(fields.get("retry-after"), clock), "")
-    if answer.taken:
-        return answer
-    with contextlib.suppress(TimeoutError, RequestFailedError):
-        # The status is known, so a body that does not end changes nothing.
-        async with asyncio.timeout(1):
-            while True:
-                rest += await _more(reader, len(rest))
-    text = _plain(rest if "chunked" not in fields.get("transfer-encoding", "") else _joined(rest))
-    return Answer(answer.status, answer.reason, answer.retry_after, text[:TEXT_SHOWN])
+    return match, _fields(head), rest, had
 
 
 async def _more(reader: asyncio.StreamReader, had: int) -> bytes:
@@ -218,13 +235,14 @@ def _fields(head: bytes) -> dict[str, str]:
 
 
 def _joined(body: bytes) -> bytes:
-    """Return the content of a chunked body, as far as it has arrived."""
+    """Return the begin of the content of a chunked body, as far as it has arrived."""
     content = b""
-    while body:
+    while len(content) < _ENOUGH:
         size, _, body = body.partition(b"\r\n")
-        try:
-            length = int(size.partition(b";")[0], 16)
-        except ValueError:
+        digits = size.partition(b";")[0].strip()
+        # `int` takes more than digits. A negative size would let a body of 16 KiB keep the loop busy for minutes.
+        length = int(digits, 16) if _CHUNK_SIZE.fullmatch(digits) else 0
+        if length == 0:
             break
         content, body = content + body[:length], body[length + 2 :]
     return content
@@ -245,4 +263,5 @@ def _retry_after(value: str | None, clock: Clock) -> float | None:
 
 def _plain(data: bytes) -> str:
     """Return a text that a log can show on one line."""
-    return _UNPRINTABLE.sub(" ", data.decode("utf-8", errors="replace")).strip()
+    text = data.decode("utf-8", errors="replace")
+    return _UNPRINTABLE.sub(" ", "".join(char if char.isprintable() else "\n" for char in text)).strip()
