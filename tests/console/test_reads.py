@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 import pytest
 
-from tenure import Tenure
+from tenure import Retry, Tenure
 from tenure.console.api import AdminAPI
 from tenure.console.records import LOOKS, SIFTED
 from tenure.console.routes import Route
@@ -15,6 +15,7 @@ from tenure.core.filter_text import parse_filter
 from tenure.core.lifecycle import State
 from tenure.ops.access import StorageAccess
 from tenure.ops.audit import audited
+from tenure.ops.fault_hours import fault_hours_view
 from tenure.ops.job_list import PAGE, selected_jobs, selection
 from tenure.ops.queue_stats import queue_stats
 from tenure.storage.protocol import Page, Query
@@ -75,6 +76,7 @@ async def test_each_route_answers_with_its_type(shop: Shop) -> None:
         ("", ["waiting", "delayed", "held", "active", "failed too", "failed", "sent"]),
         ("state:failed,completed", ["failed too", "failed", "sent"]),
         ("queue:mail state:failed", ["failed too", "failed"]),
+        ("state:suspended", []),
         ("queue:pay*", ["held", "active"]),
         ('queue:"pay*"', []),
         ("queue:nothing*", []),
@@ -126,6 +128,27 @@ async def test_a_fault_counts_by_hour_when_its_jobs_failed(shop: Shop) -> None:
     assert (len(found["hours"]), found["hours"][-1], sum(found["hours"])) == (48, 2, 2)
     assert (found["short"], sum(other["hours"])) == (False, 0)
     assert (await shop.get(f"{path_to('dead', 'groups', 'x')}/hours")).problem == "unknown-fault"
+
+
+async def test_the_hours_of_a_fault_end_with_a_page_cut_short_by_looks() -> None:
+    app = Tenure("memory://")
+
+    @app.task(name="mail.break", queue="mail", retry=Retry(max_attempts=1))
+    async def break_mail(number: int) -> None:
+        raise ValueError(number) if number else KeyError(number)
+
+    async with app:
+        for number in range(3):
+            await break_mail.enqueue(min(number, 1))
+        worker = app.worker(queues=["mail"], burst=True)
+        await worker.start()
+        await worker.wait()
+        (rare,) = (group.fingerprint for group in (await app.dead.groups()).groups if group.count == 1)
+        now = (await app.storage.survey()).now
+        # The two newest jobs have another fault, and this storage looks at them, too.
+        for looks, found in ((2, (True, 0)), (3, (False, 1))):
+            hours = await fault_hours_view(app.storage, ["mail"], rare, now=now, looks=looks)
+            assert (hours.short, sum(hours.hours)) == found
 
 
 @EVERY_STORAGE

@@ -39,13 +39,14 @@ async def fault_hours_view(
     looked, after = 0, None
     # Without names, a query is one of all queues.
     while queues and looked < looks:
+        asked = min(PAGE, looks - looked)
         page = await storage.find(
             Query(
                 queues=tuple(queues),
                 states=(State.FAILED,),
                 fault=fault,
                 ended_after=since,
-                limit=min(PAGE, looks - looked),
+                limit=asked,
                 after=after,
                 looks=looks,
             )
@@ -54,7 +55,8 @@ async def fault_hours_view(
             if job.finished is not None:
                 # A job may have failed after the survey.
                 hours[min(HOURS - 1, (job.finished - since) // HOUR)] += 1
-        looked, after = looked + max(1, len(page.jobs)), page.next
-        if after is None:
+        looked, after = looked + len(page.jobs), page.next
+        if len(page.jobs) < asked:
+            # The last page, or the storage has looked at as many other jobs as it may.
             break
     return FaultHoursView(since=moment(since), hours=hours, looks=looks, short=after is not None)

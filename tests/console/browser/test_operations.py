@@ -50,6 +50,7 @@ async def test_all_jobs_of_a_filter_are_cancelled_after_they_were_counted(site: 
     dialog = tab.page.get_by_role("dialog")
     await expect(dialog.get_by_role("status")).to_contain_text("70 jobs would be cancelled.")
     await expect(dialog.get_by_role("status")).to_contain_text("mail.send: 70")
+    await expect(dialog.locator("pre")).to_have_text("tenure jobs cancel --where tag:unwanted")
 
     await dialog.get_by_label("Reason").fill("sent twice")
     await dialog.get_by_role("button", name="Cancel: 70 jobs").click()
@@ -60,6 +61,10 @@ async def test_all_jobs_of_a_filter_are_cancelled_after_they_were_counted(site: 
     await expect(tab.table(REPORT).locator("tbody tr")).to_have_count(1)
     await expect(tab.table("What operators did, the newest first")).to_contain_text("sent twice")
     assert await states(site, "unwanted") == {State.CANCELLED}
+
+    await tab.page.get_by_role("link", name="Close").click()
+    await expect(tab.page.get_by_role("link", name="Close")).to_have_count(0)
+    await expect(tab.table(REPORT).locator("tbody tr")).to_have_count(1)
 
 
 async def test_a_stop_within_the_window_undoes_an_operation(site: Site, new_tab: OpenTab) -> None:
@@ -74,6 +79,7 @@ async def test_a_stop_within_the_window_undoes_an_operation(site: Site, new_tab:
     await tab.settled("Operations")
 
     await tab.page.get_by_role("button", name="Stop", exact=True).click()
+    await expect(dialog).to_contain_text("If it has not started, nothing happens.")
     await dialog.get_by_role("button", name="Stop", exact=True).click()
     await expect(chosen_in(tab).locator(".badge")).to_have_text("undone")
     assert await states(site, "kept") == {State.DELAYED}
@@ -102,7 +108,9 @@ async def test_another_choice_must_be_counted_again(site: Site, new_tab: OpenTab
     tab: Tab = await new_tab(status=422)
     await plan(tab, "tag:counted", "Cancel")
     dialog = tab.page.get_by_role("dialog")
-    await expect(dialog.get_by_role("button", name="Cancel: 2 jobs")).to_be_visible()
+    await expect(dialog.get_by_role("button", name="Cancel: 2 jobs")).to_be_enabled()
+    # The second click of a double click on the button that counted.
+    await dialog.get_by_role("button", name="Cancel: 2 jobs").dispatch_event("click", {"detail": 2})
     await dialog.get_by_label("At most").fill("1")
     await dialog.get_by_role("button", name="Count the jobs").click()
     await expect(dialog.get_by_role("button", name="Cancel: 1 job")).to_be_visible()

@@ -60,7 +60,7 @@ async def test_a_chart_has_its_numbers_in_words_and_in_a_table(site: Site, new_t
     rows = tab.table("What ended in each step, the newest first").locator("tbody tr")
     numbers = await rows.locator("td:nth-child(2)").all_inner_texts()
     assert sum(map(int, numbers)) == 61
-    waited = tab.page.get_by_role("img", name="66 durations: half up to")
+    waited = tab.page.get_by_role("img", name="66 durations: 50 % ≈")
     await expect(waited).to_have_count(2)
 
     await tab.page.get_by_label("In the last").select_option("30 days")

@@ -1,10 +1,9 @@
 // Buttons that change something: each asks for confirmation, sends one request, and says what came of it. An act on all
 // jobs that a filter selects counts them first.
-import { announce } from "./announce.js";
 import { Problem, meta, randomKey, send } from "./api.js";
 import { html, useEffect, useRef, useState } from "./html.js";
-import { Facts, ProblemBox } from "./parts.js";
-import { address, base, go, jobAddress } from "./route.js";
+import { Facts, ProblemBox, announce } from "./parts.js";
+import { address, base, go, jobAddress, quoted } from "./route.js";
 import { frame } from "./stream.js";
 import { count, span } from "./time.js";
 
@@ -24,7 +23,8 @@ export const mayAct = (role) => meta.value?.read_only === false && hasRole(role)
 export function Acts({ acts }) {
   const [chosen, setChosen] = useState(null);
   const allowed = acts.filter((act) => act !== null && mayAct(act.role ?? "operate"));
-  if (!allowed.length) return null;
+  // An open dialog stays, even if what it asks about can no longer be done: the answer says so.
+  if (!allowed.length && !chosen) return null;
   return html`
     <div class="acts">
       ${allowed.map((act) => html`
@@ -38,11 +38,9 @@ const Reason = ({ reason, set }) => html`
     <input type="text" maxlength="500" autocomplete="off" value=${reason} onInput=${(event) => set(event.target.value)} />
   </label>`;
 
-const single = (text) => `'${text.replaceAll("'", `'\\''`)}'`;
-
 /** Return the request of an act as a command of the shell. */
 const command = ({ path, method = "POST", body = {} }) =>
-  `curl -X ${method} ${single(`${base}api/v1/${path}`)} -H "authorization: Bearer $TOKEN" -H "content-type: application/json" -d ${single(JSON.stringify(body))}`;
+  `curl -X ${method} ${quoted(`${base}api/v1/${path}`)} -H "authorization: Bearer $TOKEN" -H "content-type: application/json" -d ${quoted(JSON.stringify(body))}`;
 
 function Confirmation({ act, close }) {
   const dialog = useRef(null);
@@ -148,23 +146,26 @@ function BulkDialog({ filter, actions, close }) {
     }
     setBusy(false);
   };
+  // The button that counts becomes the one that starts: neither a double click nor a held Enter presses both.
+  const once = (event) => (event.detail > 1 || (event.repeat && event.key === "Enter")) && event.preventDefault();
   const [name] = VERBS[ask.action];
   return html`
     <dialog ref=${dialog} class="confirmation wide" aria-labelledby="bulk-title" onClose=${close}>
-      <form onSubmit=${submit}>
+      <form onSubmit=${submit} onKeyDown=${once}>
         <h2 id="bulk-title">Act on all jobs that match</h2>
         <p><code>${filter || "all jobs"}</code></p>
-        <div class="fields">
+        <fieldset class="fields" disabled=${busy}>
           <label>Action<select value=${ask.action} onChange=${change("action")}>
             ${actions.map((action) => html`<option key=${action} value=${action}>${VERBS[action][0]}</option>`)}</select></label>
           <label>Jobs per second<input type="number" min="0.001" step="any" value=${ask.rate} placeholder="no limit" onInput=${change("rate")} /></label>
           <label>At most<input type="number" min="1" step="1" value=${ask.cap} placeholder="all" onInput=${change("cap")} /></label>
-        </div>
+        </fieldset>
         <div role="status">${found && html`<${Counted} found=${found} />`}</div>
+        ${filter && !ask.cap && html`<details><summary>As a command</summary><pre tabindex="0">tenure jobs ${ask.action} --where ${quoted(filter)}${ask.rate && ` --rate ${ask.rate}/s`}</pre></details>`}
         ${found && html`<${Reason} reason=${reason} set=${setReason} />`}
         ${problem && html`<${ProblemBox} problem=${problem} />`}
         <div class="buttons">
-          <button type="submit" class=${found && ask.action === "delete" ? "strong" : "main-button"} disabled=${busy || found?.count === 0}>
+          <button type="submit" class=${found && ask.action === "delete" ? "strong" : "main-button"} disabled=${busy || found?.count === 0} onClick=${once}>
             ${found?.count ? `${name}: ${jobs(found.count)}` : "Count the jobs"}</button>
           <button type="button" onClick=${() => dialog.current.close()}>Back</button>
         </div>
@@ -178,5 +179,5 @@ export function BulkAct({ filter, name = "Act on all that match", actions = ["re
   const may = actions.filter((action) => mayAct(action === "delete" ? "admin" : "operate"));
   if (!may.length || !meta.value.features.includes("operations")) return null;
   return html`<button type="button" aria-haspopup="dialog" onClick=${() => setOpen(true)}>${name}</button>
-    ${open && html`<${BulkDialog} filter=${filter} actions=${may} close=${() => setOpen(false)} />`}`;
+    ${open && html`<${BulkDialog} key=${filter} filter=${filter} actions=${may} close=${() => setOpen(false)} />`}`;
 }

@@ -1,4 +1,4 @@
-// Charts as SVG. Each one says its numbers in words, too, and no difference is shown by colour alone.
+// Charts as SVG. Each one says its sums in words, too. What differs in colour also differs in place, which the legend says.
 import { path } from "./api.js";
 import { html } from "./html.js";
 import { useLive } from "./live.js";
@@ -52,7 +52,7 @@ const COLUMNS = [
   { title: "95 % ran", kind: "number", cell: ({ figures }) => span(figures.ran?.p95) },
 ];
 
-const LEGEND = [["completed", "completed"], ["other", "cancelled or expired"], ["failed", "failed, below the line"], ["retried", "failed and retried, below the line"], ["stalled", "stalled, mark at the bottom"]];
+const LEGEND = [["completed", "completed"], ["other", "cancelled or expired, at the top"], ["failed", "failed, just below the line"], ["retried", "failed and retried, below the failed"], ["stalled", "stalled, mark at the bottom"]];
 
 /** What ended in each step of an answer of /figures. */
 export function EndsChart({ data }) {
@@ -85,7 +85,7 @@ export function EndsChart({ data }) {
 }
 
 const BUCKET = [
-  { title: "Shorter than", kind: "number", cell: ({ below }) => below },
+  { title: "Duration", kind: "number", cell: ({ bar }) => bar },
   { title: "Number", kind: "number", cell: ({ number }) => count(number) },
 ];
 
@@ -95,24 +95,29 @@ export function Histogram({ title, buckets, spread }) {
   const first = Math.max(0, buckets.findIndex((number) => number) - 1);
   const last = Math.min(buckets.length - 1, buckets.findLastIndex((number) => number) + 1);
   const most = Math.max(...buckets);
-  const below = (place) => (place === buckets.length - 1 ? "any" : span(2 ** place / 1000));
-  const rows = buckets.map((number, place) => ({ number, below: below(place), place })).slice(first, last + 1);
-  const text = `${count(spread.count)} durations: half up to ${span(spread.p50)}, 95 % up to ${span(spread.p95)}, 99 % up to ${span(spread.p99)}`;
+  const below = (place) => span(2 ** place / 1000);
+  // The last bucket has no upper bound.
+  const open = buckets.length - 1;
+  const over = `over ${below(open - 1)}`;
+  const bar = (place) => (place === open ? over : `below ${below(place)}`);
+  const about = (seconds) => (seconds < 2 ** (open - 1) / 1000 ? `≈ ${span(seconds)}` : over);
+  const rows = buckets.map((number, place) => ({ number, bar: bar(place), place })).slice(first, last + 1);
+  const text = `${count(spread.count)} durations: 50 % ${about(spread.p50)}, 95 % ${about(spread.p95)}, 99 % ${about(spread.p99)}`;
   return html`
     <figure class="chart">
       <figcaption><h3>${title}</h3>
-        <${Facts} facts=${[["50 %", `≤ ${span(spread.p50)}`], ["95 %", `≤ ${span(spread.p95)}`], ["99 %", `≤ ${span(spread.p99)}`]]} /></figcaption>
+        <${Facts} facts=${[["50 %", about(spread.p50)], ["95 %", about(spread.p95)], ["99 %", about(spread.p99)]]} /></figcaption>
       <div class="plot low">
         <svg role="img" aria-label=${text} viewBox=${`0 0 ${rows.length * WIDE} ${HIGH}`} preserveAspectRatio="none">
-          ${rows.map(({ number, below: length }, index) => html`<g key=${index}>
-            <title>${`shorter than ${length}: ${count(number)}`}</title>
+          ${rows.map(({ number, bar: length }, index) => html`<g key=${index}>
+            <title>${`${length}: ${count(number)}`}</title>
             <rect class="hit" x=${index * WIDE} width=${WIDE} y="0" height=${HIGH} />
             <${Bar} kind="ran" at=${index * WIDE} from=${HIGH - (number ? Math.max(LEAST, (HIGH * number) / most) : 0)} to=${HIGH} />
           </g>`)}
           <rect class="line" x="0" width=${rows.length * WIDE} y=${HIGH - 0.5} height="0.5" />
         </svg>
       </div>
-      <p class="axis" aria-hidden="true"><span>${first ? span(2 ** (first - 1) / 1000) : "0"}</span><span>each bar: twice as long</span><span>${below(last)}</span></p>
+      <p class="axis" aria-hidden="true"><span>${first ? below(first - 1) : "0"}</span><span>each bar: twice as long</span><span>${last === open ? over : below(last)}</span></p>
       <details><summary>Show the numbers</summary>
         <${Table} caption=${`${title}: the number of durations in each bar`} columns=${BUCKET} rows=${rows} id=${({ place }) => place} />
       </details>
@@ -141,10 +146,10 @@ const LEVELS = [1, 10, 60, 600];
 const level = (waited) => (waited === null ? 0 : LEVELS.findLastIndex((most) => waited >= most) + 2);
 
 /** A bar a minute: the higher, the longer jobs waited. Below: marks of minutes in which runs failed or stalled. */
-export function Heat({ figures, since, step }) {
-  if (!figures) return html`<span class="none">nothing ended</span>`;
+export function Heat({ figures, since, step, all }) {
+  if (!figures) return html`<span class="none">${all ? "nothing ended" : "–"}</span>`;
   const { points, total } = figures;
-  const text = `${inWords(total)}${total.waited ? `; 95 % waited up to ${span(total.waited.p95)}` : ""}`;
+  const text = `${inWords(total)}${total.waited ? `; 95 % waited up to about ${span(total.waited.p95)}` : ""}`;
   return html`
     <svg class="heat" role="img" aria-label=${text} viewBox=${`0 0 ${points.length * WIDE} 32`} preserveAspectRatio="none">
       ${points.map((point, index) => {
@@ -152,7 +157,7 @@ export function Heat({ figures, since, step }) {
         const at = minute(new Date(Date.parse(since) + index * step * 1000));
         const high = 4 + 4 * level(point.waited);
         return html`<g key=${index}>
-          <title>${`${at}: ${count(point.ended)} ended, ${count(point.failed)} failed, ${count(point.stalled)} stalled; 95 % waited up to ${span(point.waited)}`}</title>
+          <title>${`${at}: ${count(point.ended)} ended, ${count(point.failed)} failed, ${count(point.stalled)} stalled; 95 % waited up to about ${span(point.waited)}`}</title>
           <rect class=${`level-${level(point.waited)}`} x=${index * WIDE + 1} width=${WIDE - 2} y=${25 - high} height=${high} />
           ${point.failed + point.stalled > 0 && html`<rect class="failed" x=${index * WIDE + 1} width=${WIDE - 2} y="27" height="5" />`}
         </g>`;

@@ -1,21 +1,22 @@
 // Reads a resource again and again while the tab is visible, and says when what is shown is not current.
 import { get, refused } from "./api.js";
 import { useEffect, useState } from "./html.js";
-import { announce } from "./announce.js";
+import { announce } from "./parts.js";
 import { frame } from "./stream.js";
 
 const LONGEST = 30_000;
+const NOTHING = { path: null, data: null, problem: null };
 
 /**
  * Return {data, problem, stale} of a path. `every`: milliseconds between reads; a failed read doubles them, up to 30 s.
  * After a frame that `concerns` it, it is read earlier, at most four times as often.
- * After the path changes, `data` is that of the path before, marked as `stale`, until the first answer.
+ * After the path changes, `data` is that of the path before, marked as `stale`, until the first answer. Without a path it is null.
  */
 export function useLive(path, { every = 4000, read = get, concerns = () => true } = {}) {
-  const [state, setState] = useState({ path: null, data: null, problem: null });
+  const [state, setState] = useState(NOTHING);
 
   useEffect(() => {
-    if (path === null) return;
+    if (path === null) return setState(NOTHING);
     const stop = new AbortController();
     const apart = every / 4;
     let timer, pause = every, busy = false, failed = false, changed = false, last = -apart;

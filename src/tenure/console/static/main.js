@@ -1,10 +1,9 @@
 // Starts the pages: the frame around them, the current page, and the sign-in form.
 import { get, keepToken, meta, refused, signedIn } from "./api.js";
-import { html, render, useEffect, useRef } from "./html.js";
+import { html, render, useEffect, useRef, useState } from "./html.js";
 import { address, followLinks, route } from "./route.js";
 import { SignIn } from "./signin.js";
 import { follow } from "./stream.js";
-import { ThemeSwitch } from "./themeswitch.js";
 import { Palette, PaletteButton, followKeys } from "./palette.js";
 import { Heading } from "./parts.js";
 import { Now } from "./pages/now.js";
@@ -36,6 +35,8 @@ const MENU = ["", "jobs", "failures", "leases", "workers", "schedules", "tasks",
 /** Pages about one thing: the page above them, and the parameters that name the thing. */
 const ABOUT = { queue: ["", "name"], task: ["tasks", "name"], fault: ["failures", "fault"], job: ["jobs", "id", "queue"] };
 
+const THEME = "tenure.theme";
+
 const ENTRIES = MENU.map((name) => ({ name: PAGES[name][0], to: address(name) }));
 
 function Menu({ current }) {
@@ -50,6 +51,29 @@ function Menu({ current }) {
           </li>`)}
       </ul>
     </nav>`;
+}
+
+/** Chooses the colours: those of the system, light or dark. theme.js reads the choice before the page is drawn. */
+function ThemeSwitch() {
+  const [theme, setTheme] = useState(document.documentElement.dataset.theme ?? "system");
+  const choose = (event) => {
+    const chosen = event.target.value;
+    setTheme(chosen);
+    if (chosen === "system") delete document.documentElement.dataset.theme;
+    else document.documentElement.dataset.theme = chosen;
+    try {
+      if (chosen === "system") localStorage.removeItem(THEME);
+      else localStorage.setItem(THEME, chosen);
+    } catch {
+      // Storage is blocked: the choice holds until the page is left.
+    }
+  };
+  return html`
+    <label class="theme"><span>Theme</span>
+      <select value=${theme} onChange=${choose}>
+        ${["system", "light", "dark"].map((name) => html`<option key=${name} value=${name}>${name}</option>`)}
+      </select>
+    </label>`;
 }
 
 function Foot() {

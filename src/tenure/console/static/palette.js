@@ -1,7 +1,7 @@
 // The palette: goes to pages, queues, tasks and jobs, and offers commands of the command line as text to copy.
 import { get, path, refused } from "./api.js";
 import { html, signal, useEffect, useMemo, useRef, useState } from "./html.js";
-import { address, go, jobAddress, jobsAddress, queueAddress, route, taskAddress, term } from "./route.js";
+import { address, go, jobAddress, jobsAddress, queueAddress, quoted, route, taskAddress, term } from "./route.js";
 
 const SHOWN = 40;
 const LOOK_AFTER = 200;
@@ -55,8 +55,6 @@ export const PaletteButton = () => html`
 /** An id that the client made, so no job of another queue has it. */
 const UNIQUE = /^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$/;
 
-/** Return a text as one word of a shell. */
-const quoted = (text) => (/^[\w./@:+-]+$/.test(text) ? text : `'${text.replaceAll("'", `'\\''`)}'`);
 const argument = (text) => (text.startsWith("-") ? "-- " : "") + quoted(text);
 
 /** Return the commands about what a page shows. */

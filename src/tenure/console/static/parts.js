@@ -5,8 +5,24 @@ import { address, go, jobAddress, queueAddress } from "./route.js";
 import { Time, span } from "./time.js";
 
 const ROWS = 100;
+const APART = 5000;
 
-export const STATES = ["waiting", "active", "delayed", "failed", "completed", "cancelled", "expired"];
+export const STATES = ["waiting", "active", "delayed", "suspended", "failed", "completed", "cancelled", "expired"];
+
+let last = -APART;
+let timer = null;
+
+/** Say a text to users of a screen reader; of several within five seconds the last one is said. */
+export function announce(text) {
+  clearTimeout(timer);
+  timer = setTimeout(
+    () => {
+      last = performance.now();
+      document.getElementById("announcer").textContent = text;
+    },
+    Math.max(150, last + APART - performance.now()),
+  );
+}
 
 /** The state of a job or a worker, in words and in its colour. */
 export const Badge = ({ state }) => html`<span class=${`badge ${state}`}>${state}</span>`;

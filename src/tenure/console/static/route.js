@@ -50,3 +50,6 @@ export const jobAddress = (job) => address("job", { queue: job.queue, id: job.id
 export const taskAddress = (name) => address("task", { name });
 export const faultAddress = (fault) => address("fault", { fault });
 export const queueAddress = (queue) => address("queue", { name: queue });
+
+/** Return a text as one word of a shell. */
+export const quoted = (text) => (/^[\w./@:+-]+$/.test(text) ? text : `'${text.replaceAll("'", `'\\''`)}'`);

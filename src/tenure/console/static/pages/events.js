@@ -4,7 +4,7 @@ import { html, useMemo } from "../html.js";
 import { pretty } from "../json.js";
 import { useLive } from "../live.js";
 import { Choice, Heading, JobLink, Loaded, Name, Table } from "../parts.js";
-import { Time } from "../time.js";
+import { Time, now } from "../time.js";
 
 const SHOWN = 50;
 const PAGE = 500;
@@ -13,21 +13,29 @@ const WINDOWS = ["10m", "1h", "1d", "7d"];
 const KINDS = ["completed", "failed", "retried", "released", "stalled", "cancelled", "expired", "enqueued", "started"];
 const SHOWN_ELSEWHERE = new Set(["event", "at", "cursor", "queue", "id", "task", "run", "result", "error"]);
 
-/** Return a read that keeps the newest events: the first call reads the window, each later one what has come since. */
-export function newest({ within, kind, most }) {
-  let place = null;
+/**
+ * Return a read that keeps the newest `most` events: the first call reads from `start` on, each later one what has come since.
+ * `behind`: the log has more events than were read so far, so newer ones may be missing.
+ */
+export function newest({ names = ["events"], start, kind, most }) {
+  let place = start;
   let events = [];
   return async (_, options) => {
     for (let page = 0; page < MOST_PAGES; page += 1) {
-      const start = place === null ? { within } : { after: place };
-      const found = await get(path(["events"], { ...start, kind, limit: PAGE }), options);
-      place = found.next;
-      events = [...events, ...found.events].slice(-most);
+      const found = await get(path(names, { ...place, kind, limit: PAGE }), options);
+      place = { after: found.next };
+      // An event that says that others are gone is of another kind, and belongs to no job.
+      events = [...events, ...found.events.filter(({ event }) => !kind || event === kind)].slice(-most);
       if (found.end) return { events: events.toReversed(), behind: false };
     }
     return { events: events.toReversed(), behind: true };
   };
 }
+
+/** Return the events that are younger than this many milliseconds. */
+export const recent = (events, age) => events.filter(({ at }) => now.value - Date.parse(at) < age);
+
+export const Behind = ({ behind }) => behind && html`<p class="callout warn">The log has more events than were read so far. What is shown is not complete.</p>`;
 
 function shown(value) {
   if (typeof value === "string") return value;
@@ -58,7 +66,7 @@ const COLUMNS = [
 export function Events({ params }) {
   const within = WINDOWS.includes(params.get("within")) ? params.get("within") : "1h";
   const kind = params.get("kind") ?? "";
-  const read = useMemo(() => newest({ within, kind, most: SHOWN }), [within, kind]);
+  const read = useMemo(() => newest({ start: { within }, kind, most: SHOWN }), [within, kind]);
   const live = useLive(`${within} ${kind}`, { read, every: 3000 });
   return html`
     <${Heading}>Events<//>
@@ -67,8 +75,8 @@ export function Events({ params }) {
       <${Choice} page="events" label="Kind" name="kind" value=${kind} choices=${[["", "all"], ...KINDS.map((text) => [text, text])]} params=${params} />
     </div>
     <${Loaded} live=${live}>${({ events, behind }) => html`
-      ${behind && html`<p class="callout warn">There are more events than were read so far; the newest follow. Choose a shorter time.</p>`}
+      <${Behind} behind=${behind} />
       <${Table} caption="Newest events" columns=${COLUMNS} rows=${events} id=${(event) => event.cursor}
-        empty="No event was recorded within this time." />`}
+        empty=${behind ? "None so far." : "No event was recorded within this time."} />`}
     <//>`;
 }

@@ -1,12 +1,15 @@
 // One job: its facts, why it does not run, its runs on one time axis, its log, arguments and result.
 import { Acts } from "../acts.js";
 import { path } from "../api.js";
-import { html } from "../html.js";
+import { html, useMemo } from "../html.js";
 import { useLive } from "../live.js";
 import { concerns } from "../stream.js";
 import { Badge, Facts, Heading, Loaded, Name, Section, Table, Value, attempts } from "../parts.js";
 import { address, jobAddress, jobsAddress, queueAddress, taskAddress, term } from "../route.js";
 import { Time, exact, now, span } from "../time.js";
+import { newest } from "./events.js";
+
+const EVENTS = 500;
 
 const OVER = ["completed", "failed", "cancelled", "expired"];
 
@@ -76,7 +79,7 @@ function lanesOf(job, events, end) {
   const of = (kind, run) => events.find((event) => event.event === kind && event.run === run);
   const dueAfter = (run) => {
     const event = of("retried", run) ?? of("released", run);
-    return event && Date.parse(event.at) + event.delay * 1000;
+    return event && Date.parse(event.at) + (event.delay ?? 0) * 1000;
   };
   const redriven = (from, to) => events.map((event) => (event.event === "redriven" ? Date.parse(event.at) : 0)).findLast((at) => at >= from && at <= to);
   let before = null;
@@ -93,7 +96,7 @@ function lanesOf(job, events, end) {
     const due = waited ? from - waited * 1000 : before === null && job.starts === 1 ? Date.parse(job.run_at) : undefined;
     const pauses = before === null && run.number > 1 ? [] : since(from, due);
     const stalled = events.find((event) => event.event === "stalled" && event.run === run.number && event.reason === "lease_expired");
-    const suspect = Math.max(from, stalled ? Date.parse(stalled.at) - stalled.silent_for * 1000 : run.end ? to : Math.min(to, Date.parse(job.lease_until ?? end)));
+    const suspect = Math.max(from, stalled ? Date.parse(stalled.at) - (stalled.silent_for ?? 0) * 1000 : run.end ? to : Math.min(to, Date.parse(job.lease_until ?? end)));
     before = run;
     const parts = [...pauses, { kind: kindOf(run.ended), from, to: Math.min(suspect, to), run: true }, { kind: "suspect", from: suspect, to }];
     return { run, parts: parts.filter((part) => part.run || part.to - part.from >= 1) };
@@ -210,14 +213,16 @@ export function Job({ params }) {
   const options = { every: 3000, concerns: (found) => concerns(found, { queue, id }) };
   const live = useLive(path(names), options);
   const why = useLive(path([...names, "why"]), options);
-  const events = useLive(path([...names, "events"], { after: "0", limit: 500 }), options);
+  // They are found by reading the log: only the first read begins at its start, and a frame must name the job.
+  const read = useMemo(() => newest({ names: [...names, "events"], start: { after: "0" }, most: EVENTS }), [queue, id]);
+  const events = useLive(`events ${queue} ${id}`, { read, every: 15_000, concerns: (found) => concerns({ ...found, complete: true }, { queue, id }) });
   return html`
     <${Heading} above=${html`<a href=${address("jobs")}>Jobs</a> / job`}
       aside=${live.data && html`<${Badge} state=${live.data.state} /><${JobActs} job=${live.data} />`}>${live.data?.task ?? params.get("id") ?? "Job"}<//>
     <${Loaded} live=${live}>${(job) => html`
       <${Why} reasons=${why.data?.reasons ?? []} />
       <${JobFacts} job=${job} />
-      <${Section} title="Runs"><${Runs} job=${job} events=${events.data?.events ?? []} /><//>
+      <${Section} title="Runs"><${Runs} job=${job} events=${events.data?.events.toReversed() ?? []} /><//>
       ${job.error && html`<${Failure} error=${job.error} />`}
       <${Section} title="Log"><${Log} job=${job} /><//>
       <${Section} title="Arguments"><${Value} value=${job.arguments} /><//>

@@ -1,11 +1,10 @@
 // Jobs that a filter selects, whose address is the filter; the failed jobs, one row a fault; and one fault.
 import { BulkAct } from "../acts.js";
 import { path } from "../api.js";
-import { announce } from "../announce.js";
 import { Hours } from "../chart.js";
 import { html, useEffect, useRef } from "../html.js";
 import { useLive } from "../live.js";
-import { Choice, Facts, Heading, JobTable, Loaded, Name, STATES, Section, Table } from "../parts.js";
+import { Choice, Facts, Heading, JobTable, Loaded, Name, STATES, Section, Table, announce } from "../parts.js";
 import { address, faultAddress, go, jobAddress, jobsAddress, taskAddress, term } from "../route.js";
 import { Time, count } from "../time.js";
 
@@ -133,7 +132,7 @@ function Lately({ data }) {
   const text = sum ? `${count(sum)} failed within 48 hours, at most ${count(most)} in an hour, the last ${hours.length - hours.findLastIndex((number) => number)} hours ago or less` : "None failed within 48 hours";
   return html`
     <figure class="chart">
-      <figcaption>${sum ? `${count(sum)} failed${short ? ", among those looked at" : ""}; at most ${count(most)} in an hour` : "None of its jobs failed within this time."}</figcaption>
+      <figcaption>${sum ? `${count(sum)} failed${short ? ", among those looked at" : ""}; at most ${count(most)} in an hour` : `None of ${short ? "those looked at" : "its jobs"} failed within this time.`}</figcaption>
       ${sum > 0 && html`<div class="plot low"><${Hours} values=${hours} text=${text} /></div>
         <p class="axis" aria-hidden="true"><span>48 h ago</span><span>24 h ago</span><span>now</span></p>`}
       <p class="help">Jobs that have been run again or deleted do not count.${short && ` About ${count(looks)} jobs were looked at, and there are more.`}</p>

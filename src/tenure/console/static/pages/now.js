@@ -7,12 +7,13 @@ import { useLive } from "../live.js";
 import { Facts, Heading, JOB, Loaded, Name, Section, Table, Tile } from "../parts.js";
 import { address, faultAddress, jobAddress, jobsAddress, queueAddress, term } from "../route.js";
 import { Time, ago, count, now, span } from "../time.js";
-import { newest } from "./events.js";
+import { Behind, newest, recent } from "./events.js";
 
 const FAULTS = 5;
 const STALLS = 5;
 const FINDINGS = 4;
 const LATE = 30_000;
+const HOUR = 3_600_000;
 
 const all = (queues, state) => queues.reduce((sum, queue) => sum + Number(queue.counts[state] ?? 0), 0);
 
@@ -48,7 +49,7 @@ function Tiles({ data, figures }) {
   const oldest = Math.max(...data.queues.map((queue) => queue.oldest_waiting ?? -1), -1);
   const alive = data.workers.filter((worker) => !worker.stale && !worker.died).length;
   const failed = all(data.queues, "failed");
-  const lately = figures?.total?.failed ?? 0;
+  const lately = figures.data && !figures.stale ? (figures.data.total?.failed ?? 0) : null;
   return html`
     <div class="tiles">
       <${Tile} name="Waiting" value=${count(all(data.queues, "waiting"))} href=${jobsAddress("state:waiting")}
@@ -56,7 +57,7 @@ function Tiles({ data, figures }) {
       <${Tile} name="Active" value=${count(all(data.queues, "active"))} href=${address("leases")} note="run now" />
       <${Tile} name="Delayed" value=${count(all(data.queues, "delayed"))} href=${jobsAddress("state:delayed")} note="due later" />
       <${Tile} name="Failed" value=${count(failed)} href=${address("failures")} kind=${failed ? "bad" : ""}
-        note=${lately ? `${count(lately)} in the last hour` : failed ? "none in the last hour" : "none"} />
+        note=${lately ? `${count(lately)} in the last hour` : !failed ? "none" : lately === null ? "–" : "none in the last hour"} />
       <${Tile} name="Workers" value=${alive} href=${address("workers")} kind=${alive ? "" : "warn"}
         note=${data.workers.length > alive ? `${data.workers.length - alive} not alive` : alive ? "all alive" : "none runs"} />
     </div>`;
@@ -81,7 +82,7 @@ const QUEUES = [
       ${queue.limits.length > 0 && html`<span class="badge paused">limited</span>`}</span>`,
   },
   { title: "Last hour", kind: "strip optional", cell: (queue) => html`<${Heat} ...${queue.heat} />` },
-  { title: "Ended", kind: "number optional", cell: (queue) => count(ended(queue.heat.figures?.total)) },
+  { title: "Ended", kind: "number optional", cell: ({ heat }) => (heat.figures || heat.all ? count(ended(heat.figures?.total)) : "–") },
   { title: "Oldest waiting", kind: "number", cell: (queue) => span(queue.oldest_waiting) },
   cell("waiting"),
   cell("active"),
@@ -91,8 +92,9 @@ const QUEUES = [
 
 function Queues({ queues }) {
   const live = useLive(path(["figures", "queues"], { since: "1h", limit: 100 }), { every: 15_000 });
-  const { queues: figures = [], since, step } = live.data ?? {};
-  const rows = queues.map((queue) => ({ ...queue, heat: { figures: figures.find((found) => found.queue === queue.queue), since, step } }));
+  // Without an answer, or if it leaves queues out, a queue without figures may have some.
+  const { queues: figures = [], since, step, left_out: out } = live.data ?? {};
+  const rows = queues.map((queue) => ({ ...queue, heat: { figures: figures.find((found) => found.queue === queue.queue), since, step, all: out === 0 } }));
   return html`
     <${Section} title="Queues">
       <${Table} caption="Queues with their jobs by state" columns=${QUEUES} rows=${rows} id=${(queue) => queue.queue}
@@ -125,17 +127,18 @@ function Faults() {
 
 const STALL = [
   JOB,
-  { title: "Reason", cell: (event) => event.reason.replaceAll("_", " ") },
+  { title: "Reason", cell: (event) => (event.reason ?? "").replaceAll("_", " ") },
   { title: "At", kind: "when", cell: (event) => html`<${Time} at=${event.at} />` },
 ];
 
 function Stalls() {
-  const read = useMemo(() => newest({ within: "1h", kind: "stalled", most: STALLS }), []);
+  const read = useMemo(() => newest({ start: { within: "1h" }, kind: "stalled", most: STALLS }), []);
   const live = useLive("stalls", { read, every: 10_000 });
   return html`
     <${Section} title="Stalls of the last hour" aside=${html`<a href=${address("leases")}>Leases</a>`}>
-      <${Loaded} live=${live}>${({ events }) => html`
-        <${Table} caption="The newest stalls" columns=${STALL} rows=${events} id=${(event) => event.cursor} empty="No run has stalled." />`}
+      <${Loaded} live=${live}>${({ events, behind }) => html`
+        <${Behind} behind=${behind} />
+        <${Table} caption="The newest stalls" columns=${STALL} rows=${recent(events, HOUR)} id=${(event) => event.cursor} empty=${behind ? "None so far." : "No run has stalled."} />`}
       <//>
     <//>`;
 }
@@ -147,7 +150,7 @@ const TICK = [
 
 function Late() {
   const live = useLive("schedules", { every: 15_000, concerns: () => false });
-  const late = (live.data?.schedules ?? []).filter(({ paused, next_tick: due }) => !paused && due && now.value - Date.parse(due) > LATE);
+  const late = (!live.stale && live.data?.schedules || []).filter(({ paused, next_tick: due }) => !paused && due && now.value - Date.parse(due) > LATE);
   return late.length > 0 && html`
     <${Section} title="Late schedules">
       <${Table} caption="Schedules whose tick is overdue" columns=${TICK} rows=${late} id=${({ name }) => name} />
@@ -168,7 +171,7 @@ export function Now() {
     <${Heading}>Now<//>
     <${Loaded} live=${live}>${(data) => html`
       <${Findings} complaints=${data.complaints} />
-      <${Tiles} data=${data} figures=${figures.data} />
+      <${Tiles} data=${data} figures=${figures} />
       <${Section} title="Ended per minute, in the last hour"><${Loaded} live=${figures}>${(found) => html`<${EndsChart} data=${found} />`}<//><//>
       <${Queues} queues=${data.queues} />
       <${Late} />

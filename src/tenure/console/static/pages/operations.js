@@ -41,9 +41,9 @@ const OPERATIONS = [
   { title: "Asked", kind: "when", cell: (operation) => html`<${Time} at=${operation.created} />` },
 ];
 
-const stopAct = ({ id, started }) => ({
+const stopAct = ({ id }) => ({
   name: "Stop", title: "Stop this operation?", path: path(["ops", id, "stop"]), done: "The operation was told to stop.",
-  text: started ? "It ends after the jobs that it acts on now. What it has done stays." : "It has not started, so nothing happens.",
+  text: "If it has not started, nothing happens. Otherwise it ends after the jobs that it acts on now, and what it has done stays.",
 });
 
 function Chosen({ operation }) {
@@ -51,7 +51,7 @@ function Chosen({ operation }) {
   const busy = BUSY.includes(operation.state);
   return html`
     <${Section} title=${what(operation)} aside=${html`<${OperationState} operation=${operation} />
-      ${busy && html`<${Acts} acts=${[stopAct(operation)]} />`}<a href=${address("operations")}>Close</a>`}>
+      <${Acts} acts=${[busy ? stopAct(operation) : null]} /><a href=${address("operations")}>Close</a>`}>
       <${Facts} facts=${[
         ["Progress", html`<${Progress} operation=${operation} />`],
         ["Done", count(done)],

@@ -6,7 +6,7 @@ import { useLive } from "../live.js";
 import { Badge, Facts, Heading, JOB, Loaded, Name, Section, Table } from "../parts.js";
 import { address, jobAddress, jobsAddress, queueAddress, term } from "../route.js";
 import { Time, ago, count, now, size, span } from "../time.js";
-import { newest } from "./events.js";
+import { Behind, newest, recent } from "./events.js";
 
 const COLUMNS = [
   { title: "Worker", kind: "long", cell: (worker) => html`<${Name} href=${address("workers", { worker: worker.owner })}>${worker.name}<//>` },
@@ -122,24 +122,24 @@ const STALLED = [
 ];
 
 function Recoveries() {
-  const read = useMemo(() => newest({ within: "1d", kind: "stalled", most: KEPT }), []);
+  const read = useMemo(() => newest({ start: { within: "1d" }, kind: "stalled", most: KEPT }), []);
   const live = useLive("stalls", { read, every: 10_000 });
   return html`
     <${Section} title="Stalls of the last 24 hours" aside=${html`<a href=${address("events", { within: "1d", kind: "stalled" })}>All events</a>`}>
       <${Loaded} live=${live}>${({ events, behind }) => {
-        const recent = events.filter(({ at }) => now.value - Date.parse(at) < DAY);
-        const reasons = Object.groupBy(recent, ({ reason }) => reason);
+        const stalls = recent(events, DAY);
+        const reasons = Object.groupBy(stalls, ({ reason }) => reason);
         return html`
-          ${behind && html`<p class="callout warn">The log has more events than were read so far. These numbers are not complete.</p>`}
-          ${recent.length > 0 && html`<${Facts} facts=${Object.entries(reasons).map(([reason, { length }]) => [REASONS[reason] ?? reason, count(length)])} />`}
-          <${Table} caption="The newest stalls" columns=${STALLED} rows=${recent.slice(0, SHOWN)} id=${(event) => event.cursor}
-            empty="No run has stalled: each worker renewed its leases in time." />`;
+          <${Behind} behind=${behind} />
+          ${stalls.length > 0 && html`<${Facts} facts=${Object.entries(reasons).map(([reason, { length }]) => [REASONS[reason] ?? reason, count(length)])} />`}
+          <${Table} caption="The newest stalls" columns=${STALLED} rows=${stalls.slice(0, SHOWN)} id=${(event) => event.cursor}
+            empty=${behind ? "None so far." : "No run has stalled: each worker renewed its leases in time."} />`;
       }}<//>
     <//>`;
 }
 
 export function Leases() {
-  const live = useLive(path(["leases"], { limit: 50 }));
+  const live = useLive(path(["leases"], { limit: 50 }), { every: 10_000 });
   return html`
     <${Heading}>Leases<//>
     <p class="remark">Each run holds a lease, which its worker renews. A run whose lease is out is suspect, and after a grace period it
