@@ -48,8 +48,8 @@ def test_a_redis_has_its_schema_as_soon_as_it_is_opened(there: Terminal, redis_u
     done = there.run("migrate", "up", env={"TENURE_URL": redis_url})
 
     assert done.exit_code == 0, done.output
-    assert done.stdout == f"{redis_url} is at schema 2, nothing to do\n"
-    assert "schema 2 in 1 partition" in there.run("doctor", env={"TENURE_URL": redis_url}).stdout
+    assert done.stdout == f"{redis_url} is at schema 3, nothing to do\n"
+    assert "schema 3 in 1 partition" in there.run("doctor", env={"TENURE_URL": redis_url}).stdout
 
 
 @pytest.mark.redis
@@ -91,7 +91,7 @@ def test_status_of_a_redis(there: Terminal, redis_url: str) -> None:
     shown = there.run("migrate", "status", env={"TENURE_URL": redis_url}).stdout
 
     assert [line.split() for line in shown.splitlines()[1:]] == [
-        *(["schema", "2"], ["newest", "2", "(this", "Tenure)"], ["features", "none"], ["pending", "none"])
+        *(["schema", "3"], ["newest", "3", "(this", "Tenure)"], ["features", "none"], ["pending", "none"])
     ]
 
 

@@ -5,7 +5,7 @@ from random import Random
 from tenure.core.job import Ref
 from tenure.core.outcome import Returned
 from tenure.core.settlement import settlement
-from tenure.ops.slow_runs import MOST, Slow
+from tenure.ops.slow_runs import MOST, TASKS, Slow
 from tenure.storage.memory.storage import MemoryStorage
 from tenure.storage.protocol import ClaimRequest, Storage
 from tenure.testing import ManualClock
@@ -43,3 +43,20 @@ async def test_of_many_active_jobs_the_old_ones_are_looked_at_first() -> None:
     assert [Ref(run.queue, run.id) for run in slow[:3]] == old
     assert {Ref(run.queue, run.id) for run in slow[3:]} < set(young)
     assert (len(slow), found.capped) == (MOST, True)
+
+
+async def test_many_new_runs_do_not_mean_that_slow_ones_were_missed() -> None:
+    storage = MemoryStorage(clock=ManualClock())
+    await begin(storage, "new", MOST + 1)
+
+    assert not (await Slow().look(storage, await storage.survey())).capped
+
+
+async def test_tasks_whose_usual_duration_was_not_looked_up_are_reported() -> None:
+    clock = ManualClock()
+    storage = MemoryStorage(clock=clock)
+    await storage.enqueue([job(str(number), task=f"task {number}") for number in range(TASKS + 1)])
+    await storage.exchange(owner(), (), ClaimRequest(("q",), TASKS + 1))
+    clock.advance(HOUR)
+
+    assert (await Slow().look(storage, await storage.survey())).capped

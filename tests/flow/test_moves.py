@@ -2,12 +2,15 @@
 
 import asyncio
 import logging
+from pathlib import Path
 
 import pytest
 
-from tenure import State, StorageMovedError, Tenure
+from tenure import State, StorageMovedError, Tenure, UsageError
 from tenure.ops.move import Move
 from tenure.storage.memory.storage import MemoryStorage
+from tenure.storage.sqlite.storage import SQLiteStorage
+from tenure_testing.conformance.waiting import linked
 from tests.flow.conftest import FAST, Harness, RunScenario
 
 
@@ -72,3 +75,25 @@ def test_a_producer_and_a_new_worker_are_refused(run_scenario: RunScenario) -> N
             await app.worker().start()
 
     run_scenario(scenario)
+
+
+async def test_a_storage_with_suspended_jobs_does_not_move(tmp_path: Path) -> None:
+    source, target = MemoryStorage(), SQLiteStorage(tmp_path / "q.db")
+    await target.open()
+    await source.enqueue([linked("b", after=["a"])])
+    with pytest.raises(UsageError, match="1 job of memory:// waits for others"):
+        await Move(source, target).run()
+
+    assert [queue.settings.moved for queue in (await source.survey()).queues] == [None]
+    await target.close()
+
+
+async def test_a_job_with_links_does_not_move_to_a_storage_without_flows(tmp_path: Path) -> None:
+    source, target = MemoryStorage(), SQLiteStorage(tmp_path / "q.db")
+    await target.open()
+    await source.enqueue([linked("a", to=["b"])])
+    with pytest.raises(UsageError, match="does not keep flows"):
+        await Move(source, target).run()
+
+    assert [queue.settings.moved for queue in (await source.survey()).queues] == [None]
+    await target.close()

@@ -245,7 +245,7 @@ async def test_a_call_of_a_newer_version_waits_for_a_worker_that_can_read_it(
 
     async with app:
         # For a newer producer, `timeout` is a field that workers of this version do not know.
-        monkeypatch.setattr(call_format, "SINCE", {"timeout": 2})
+        monkeypatch.setattr(call_format, "SINCE", {"timeout": 3})
         newer = await charge.options(tx=connection, timeout="5s").enqueue(1)
         plain = await charge.options(tx=connection).enqueue(2)
         await connection.commit()
@@ -259,7 +259,7 @@ async def test_a_call_of_a_newer_version_waits_for_a_worker_that_can_read_it(
             "1 committed calls of users' transactions wait for a worker of a newer version" in findings["calls"].message
         )
 
-        monkeypatch.setattr(call_format, "FORMAT", 2)
+        monkeypatch.setattr(call_format, "FORMAT", 3)
         assert await newer.state() == "waiting"
         timeout = (await newer.info()).job.timeout
         assert timeout is not None
@@ -279,13 +279,13 @@ async def test_a_later_call_of_the_same_key_may_overtake_a_newer_version(
     async def index(order: int) -> None: ...
 
     async with app:
-        monkeypatch.setattr(call_format, "SINCE", {"timeout": 2})
+        monkeypatch.setattr(call_format, "SINCE", {"timeout": 3})
         newer = [await task.options(tx=connection, timeout="5s").enqueue(1) for task in (charge, index)]
         plain = [await task.options(tx=connection).enqueue(2) for task in (charge, index)]
         await connection.commit()
         assert [(await job.info()).job.payload for job in plain] == [b'{"order":2}'] * 2
 
-        monkeypatch.setattr(call_format, "FORMAT", 2)
+        monkeypatch.setattr(call_format, "FORMAT", 3)
         # The unique job stays as it is, and the debounced one gets the arguments that were read last.
         assert [(await job.info()).job.id for job in newer] == [job.id for job in plain]
         assert [(await job.info()).job.payload for job in plain] == [b'{"order":2}', b'{"order":1}']
@@ -413,7 +413,7 @@ async def test_a_move_refuses_while_calls_of_a_newer_version_wait(
 
     async with app, target:
         plain = await charge.enqueue(1)
-        monkeypatch.setattr(call_format, "SINCE", {"timeout": 2})
+        monkeypatch.setattr(call_format, "SINCE", {"timeout": 3})
         newer = await charge.options(tx=connection, timeout="5s").enqueue(2)
         await connection.commit()
         for move in (Move(app.storage, target.storage).plan, Move(app.storage, target.storage).run):
@@ -423,7 +423,7 @@ async def test_a_move_refuses_while_calls_of_a_newer_version_wait(
         assert not await ids(target)
         assert await plain.state() == "waiting"
 
-        monkeypatch.setattr(call_format, "FORMAT", 2)
+        monkeypatch.setattr(call_format, "FORMAT", 3)
         report = await Move(app.storage, target.storage).run()
         assert (report.complete, set(await ids(target))) == (True, {plain.id, newer.id})
 
@@ -440,7 +440,7 @@ async def test_a_move_reports_calls_of_a_newer_version_that_came_meanwhile(
     schema = postgres_url.partition("schema=")[2]
     async with app, target:
         plain = await charge.enqueue(1)
-        monkeypatch.setattr(call_format, "SINCE", {"timeout": 2})
+        monkeypatch.setattr(call_format, "SINCE", {"timeout": 3})
         newer = await charge.options(tx=connection, timeout="5s").enqueue(2)
         columns = "queue, id, at, job, format"
         await connection.execute(f"CREATE TABLE {schema}.later AS SELECT {columns} FROM {schema}.intake".encode())
@@ -455,13 +455,13 @@ async def test_a_move_reports_calls_of_a_newer_version_that_came_meanwhile(
             report = await Move(app.storage, target.storage, on_step=arrives).run()
         assert (report.newer_calls, report.complete, await ids(target)) == (1, False, [plain.id])
         # A worker of the newer version finds that the jobs were moved: the call stays for `tenure move`.
-        monkeypatch.setattr(call_format, "FORMAT", 2)
+        monkeypatch.setattr(call_format, "FORMAT", 3)
         await app.storage.exchange(OWNER, order=ClaimRequest(("default",), 1))
-        monkeypatch.setattr(call_format, "FORMAT", 1)
+        monkeypatch.setattr(call_format, "FORMAT", 2)
         for move in (Move(app.storage, target.storage), Move(target.storage, app.storage)):
             with pytest.raises(UsageError, match=r"1 committed calls .* by a newer version"):
                 await move.run()
-        monkeypatch.setattr(call_format, "FORMAT", 2)
+        monkeypatch.setattr(call_format, "FORMAT", 3)
         await Move(target.storage, app.storage).run()
         assert set(await ids(app)) == {plain.id, newer.id}
 

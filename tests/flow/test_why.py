@@ -1,6 +1,6 @@
 """Why a job does not run: a case for each cause, made of records and a survey."""
 
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import pytest
 from msgspec import structs
@@ -49,9 +49,9 @@ def delayed(**fields: Any) -> JobRecord:
     return job(state=State.DELAYED, **(given | fields))
 
 
-def suspended() -> JobRecord:
+def suspended(want: Literal["all", "any"] = "all") -> JobRecord:
     needs = Need(box="a", source=Ref("q", "a")), Need(box="signal:approved")
-    return job(state=State.SUSPENDED, links=Links(Wait(needs)))
+    return job(state=State.SUSPENDED, links=Links(Wait(needs, want)))
 
 
 def ran(ended: str | None, reason: str | None = None) -> RunRecord:
@@ -135,6 +135,7 @@ CASES: list[tuple[Cause, list[Reason], str]] = [
     ("rate_limited", reasons(job(parked_under="rate:api"), limited("api")), "under rate 'api' before 2027-01-15"),
     ("delayed", reasons(delayed()), "due in 60.0 s"),
     ("suspended", reasons(suspended()), "waits for the job 'a' of the queue 'q' and 'signal:approved'"),
+    ("suspended", reasons(suspended("any")), "waits for the job 'a' of the queue 'q' or 'signal:approved'"),
     ("overdue", reasons(delayed(run_at=NOW - SECOND)), "due for 1.0 s"),
     ("expires_first", reasons(delayed(expires_at=NOW + SECOND)), "expires in 1.0 s"),
     ("expires_first", reasons(job(expires_at=NOW - SECOND)), "ended 1.0 s ago"),

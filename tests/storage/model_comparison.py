@@ -535,6 +535,7 @@ LIMITS = {
     "WINDOW_LIMIT": 1,
     "DUE_LIMIT": 1,
     "PASSED_LIMIT": 1,
+    "SORTED_MOST": 2,
 }
 """Limits that are so low that nearly every call reaches them."""
 

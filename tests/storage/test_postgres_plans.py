@@ -9,9 +9,11 @@ import pytest
 
 from tenure.core.job import Ref
 from tenure.core.lease import Lease
+from tenure.core.lifecycle import State
 from tenure.storage.postgres.address import read
 from tenure.storage.postgres.storage import PostgresStorage
-from tenure.storage.protocol import ClaimRequest
+from tenure.storage.protocol import ClaimRequest, Query
+from tenure.storage.sql.reading import SORTED_MOST
 from tenure_testing.conformance.helpers import settled, sweep_all
 from tests.storage.helpers import job, owner
 
@@ -193,3 +195,24 @@ async def test_calls_that_only_a_newer_version_reads_cost_no_step(postgres_url: 
         assert rows_read(shell, "intake") - before < ROUNDS * CLAIMED
         found = shell.execute("SELECT DISTINCT format FROM intake").fetchall()
         assert found == [(1_000,)]
+
+
+async def test_a_page_of_a_long_queue_does_not_read_all_its_jobs(postgres_url: str) -> None:
+    server, _, schema = postgres_url.partition("?schema=")
+    url = f"{postgres_url}&application_name={PROGRAM}"
+    storage = PostgresStorage(read(url))
+    await storage.open()
+    with psycopg.connect(server, autocommit=True) as shell:
+        shell.execute(f"SET search_path = {schema}".encode())
+        shell.execute("ALTER TABLE job_live SET (autovacuum_enabled = off)")
+        for first in range(0, 2 * SORTED_MOST, 1_000):
+            await storage.enqueue([job(str(number)) for number in range(first, first + 1_000)])
+        await storage.close()
+        before = rows_read(shell)
+        storage = PostgresStorage(read(url))
+        page = await storage.find(Query(queues=("q",), states=(State.WAITING, State.FAILED), limit=CLAIMED))
+        await storage.close()
+
+        assert [one.id for one in page.jobs] == [str(2 * SORTED_MOST - 1 - number) for number in range(CLAIMED)]
+        assert page.next is not None
+        assert rows_read(shell) - before < 10 * CLAIMED

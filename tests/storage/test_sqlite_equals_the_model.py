@@ -5,7 +5,16 @@ from pathlib import Path
 import pytest
 
 from tenure.storage.memory import enqueue, event_log, job_indexes, model, schedules
-from tenure.storage.sql import claim, concurrency_keys, exchange, rates, sweep_steps, transaction, unknown_tasks
+from tenure.storage.sql import (
+    claim,
+    concurrency_keys,
+    exchange,
+    rates,
+    reading,
+    sweep_steps,
+    transaction,
+    unknown_tasks,
+)
 from tenure.storage.sql import schedules as sqlite_timetable
 from tenure.storage.sqlite.storage import SQLiteStorage
 from tests.storage.model_comparison import (
@@ -27,6 +36,7 @@ MODULES = (
     exchange,
     claim,
     rates,
+    reading,
     concurrency_keys,
     sweep_steps,
     transaction,

@@ -42,8 +42,8 @@ class AdvancesAnyEntry(Model):
     """Advances the latest entry of a job, also if it is for a later end."""
 
     def _advance_entry(self, done: AdvanceEntry, now: int) -> RevisionResult:
-        entry = self._outbox.get(done.ref)
-        return super()._advance_entry(done if entry is None else structs.replace(done, number=entry.number), now)
+        latest = max((one.number for one in self.outbox if one.ref == done.ref), default=done.number)
+        return super()._advance_entry(structs.replace(done, number=latest), now)
 
 
 class _LastInbox(Inbox):

@@ -1,6 +1,7 @@
 """`tenure health`: shows whether jobs are being run, as text and as an exit code."""
 
 import asyncio
+from collections.abc import Sequence
 from datetime import timedelta
 
 import click
@@ -102,7 +103,8 @@ def _shown(session: CommandSession, found: Health) -> None:
         click.echo(printable(complaint))
     if found.status != "unreachable" and not session.quiet:
         click.echo()
-        table(session, _COLUMNS, [_row(name, found) for name in found.queues])
+        counts = (*_COUNTS, "suspended") if any(queue.suspended for queue in found.queues.values()) else _COUNTS
+        table(session, ("queue", "status", *counts), [_row(name, found, counts) for name in found.queues])
         alive = sum(worker.state == "alive" for worker in found.workers)
         swept = "never swept" if found.reaper.age is None else f"last swept {span_text(found.reaper.age)} ago"
         quiet_workers = sum(worker.state == "quiet" for worker in found.workers)
@@ -111,9 +113,8 @@ def _shown(session: CommandSession, found: Health) -> None:
 
 
 _COUNTS = ("waiting", "delayed", "active", "completed", "failed")
-_COLUMNS = ("queue", "status", *_COUNTS)
 
 
-def _row(name: str, found: Health) -> list[str]:
+def _row(name: str, found: Health, counts: Sequence[str]) -> list[str]:
     queue = found.queues[name]
-    return [name, queue.status, *(str(getattr(queue, state)) for state in _COUNTS)]
+    return [name, queue.status, *(str(getattr(queue, state)) for state in counts)]

@@ -122,7 +122,7 @@ def queue_row(queue: QueueView) -> list[str]:
         queue.queue,
         *(str(queue.counts[state]) for state in _STATES),
         *(span_text(queue.oldest_waiting), str(queue.parked), str(queue.discarded)),
-        queue_state(queue),
+        queue_state(queue) + (f", {suspended} suspended" if (suspended := queue.counts.get("suspended", 0)) else ""),
     ]
 
 

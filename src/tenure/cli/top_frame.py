@@ -67,6 +67,8 @@ def _totals(view: TopView, width: int, hint: str) -> list[Line]:
     names = {worker.owner: worker.name for worker in view.workers}
     leader = printable(leading(view.leaders, names, view.swept_ago))
     counts = [(state, view.counts[state]) for state in (State.WAITING, State.ACTIVE, State.DELAYED, State.FAILED)]
+    if suspended := view.counts.get(State.SUSPENDED, 0):
+        counts.append((State.SUSPENDED, suspended))
     jobs = "   ".join([*(f"{state} {count}" for state, count in counts), f"oldest {span_text(view.oldest_waiting)}"])
     rates = f"completed {_rate(view.completed_per_second)}/s   failed {_rate(view.failed_per_second)}/s   "
     shown = [[(printable(line), "trouble")] for line in view.complaints[:COMPLAINTS]]

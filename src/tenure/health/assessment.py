@@ -64,6 +64,7 @@ class QueueHealth(Struct, frozen=True, kw_only=True):
     threshold: int | None
     above_for: float | None
     no_handler: tuple[NoHandler, ...] = ()
+    suspended: int = 0
 
     @property
     def stranded(self) -> bool:
@@ -255,6 +256,7 @@ def _queue(
         threshold=threshold,
         above_for=above_for,
         no_handler=unhandled,
+        suspended=queue.counts.get(State.SUSPENDED, 0),
     )
 
 

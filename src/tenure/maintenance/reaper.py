@@ -121,15 +121,19 @@ class Sweeper:
                     max_block=self._max_block,
                     metrics=self._metrics,
                 )
-            if swept.outbox:
-                async with asyncio.timeout(self._term_timeout):
-                    await carry_out(self._storage, swept.outbox)
             async with asyncio.timeout(self._term_timeout):
                 ticked = await tick_all(self._storage, swept.due, swept.now)
             self._report([line for name, line in ticked.troubles.items() if self._reported_troubles.get(name) != line])
             for schedule in swept.due:
                 self._reported_troubles.pop(schedule.name, None)
             self._reported_troubles.update(ticked.troubles)
+            more = swept.more or ticked.more
+            if swept.outbox:
+                # After the ticks, so that a slow entry delays no schedule.
+                async with asyncio.timeout(self._term_timeout):
+                    carried = await carry_out(self._storage, swept.outbox)
+                more = more or carried.more
+                self._report(carried.troubles)
         except Exception as error:
             # Catch every error: a reaper that ends recovers no jobs.
             expected = isinstance(error, StorageError | TimeoutError)
@@ -137,7 +141,7 @@ class Sweeper:
             self._logger.warning("a sweep failed, retrying: %r", error, exc_info=None if expected else error)
             self._publish([*events, ReaperFailed(scope="*", error=str(error) or "no answer")])
             return self._spread(self._every)
-        if swept.more or ticked.more:
+        if more:
             return 0.0
         retry_in = swept.retry_in / 1_000_000 if swept.retry_in is not None else None
         wait = next_sweep_in(self._spread(self._every), retry_in, self._rng)

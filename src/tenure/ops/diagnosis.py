@@ -158,7 +158,9 @@ def _sweeping(survey: Survey, health: Health, timing: Timing) -> Iterator[Findin
     age = health.reaper.age
     no_sweep = "no process has ever swept" if age is None else f"no process has swept for {span_text(age * SECOND)}"
     remedy = "start a worker, or tenure reaper"
-    unfinished = sum(queue.counts.get(state, 0) for queue in survey.queues for state in (*PENDING, State.ACTIVE))
+    unfinished = sum(
+        queue.counts.get(state, 0) for queue in survey.queues for state in (*PENDING, State.ACTIVE, State.SUSPENDED)
+    )
     if health.reaper.late:
         active = sum(queue.active for queue in health.queues.values())
         yield Finding(

@@ -43,7 +43,9 @@ class SlowView(Struct, frozen=True, kw_only=True):
 
 
 class SlowRuns(Struct, frozen=True):
-    """The slow runs that were found, the longest first. `capped`: True if not all active jobs were looked at."""
+    """The slow runs that were found, the longest first. `capped`: True if there may be more: not all active jobs
+    that may be slow were looked at, or not all of their tasks, or the time was over.
+    """
 
     runs: Sequence[SlowView] = ()
     capped: bool = False
@@ -65,10 +67,12 @@ class Slow:
         if not active:
             return NO_SLOW_RUNS
         long: list[JobRecord] = []
+        capped = True
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(BUDGET):
-                long = await self._long(storage, survey.now)
+                long, more = await self._long(storage, survey.now)
                 await self._learn(storage, long)
+                capped = more or len(_pairs(long)) > TASKS
         found = ((job, survey.now - (job.started or survey.now), self._known(job)) for job in long)
         slow = [
             SlowView(
@@ -83,10 +87,10 @@ class Slow:
             for job, ran, usually in found
             if usually is not None and is_unusually_long(ran, usually)
         ]
-        return SlowRuns(slow, capped=active > MOST)
+        return SlowRuns(slow, capped=capped)
 
-    async def _long(self, storage: Storage, now: int) -> list[JobRecord]:
-        """Return the active jobs whose runs are no longer short, the longest first."""
+    async def _long(self, storage: Storage, now: int) -> tuple[list[JobRecord], bool]:
+        """Return the active jobs whose runs are no longer short, the longest first, and whether some were not read."""
         # A run is not longer than its job is old.
         query = Query(states=(State.ACTIVE,), created_before=now - SHORT + 1, limit=MOST)
         page = await storage.find(query)
@@ -95,12 +99,12 @@ class Slow:
             old = await storage.find(structs.replace(query, created_before=now - OLD))
             found = tuple({job.ref: job for job in (*old.jobs, *found)}.values())[:MOST]
         long = [job for job in found if job.started is not None and now - job.started >= SHORT]
-        return sorted(long, key=lambda job: (job.started or 0, job.id))
+        return sorted(long, key=lambda job: (job.started or 0, job.id)), page.next is not None
 
     async def _learn(self, storage: Storage, jobs: Iterable[JobRecord]) -> None:
         """Look up the usual durations of these jobs' tasks."""
         now = self._clock.uptime()
-        for pair in list(dict.fromkeys((job.task, job.queue) for job in jobs))[:TASKS]:
+        for pair in _pairs(jobs)[:TASKS]:
             if pair in self._usual and now - self._usual[pair][0] < LASTS:
                 continue
             task, queue = pair
@@ -113,3 +117,7 @@ class Slow:
 
     def _known(self, job: JobRecord) -> int | None:
         return self._usual.get((job.task, job.queue), (0.0, None))[1]
+
+
+def _pairs(jobs: Iterable[JobRecord]) -> list[Line]:
+    return list(dict.fromkeys((job.task, job.queue) for job in jobs))

@@ -411,7 +411,7 @@ class LeaderView(Struct, frozen=True, kw_only=True):
 class InfoView(Struct, frozen=True, kw_only=True):
     """A storage in brief. `task_rates`: rates that were set for tasks and replace those of the code; None: no limit.
 
-    `slow_capped`: True if there may be more slow runs, because not all active jobs were looked at.
+    `slow_capped`: True if there may be more slow runs: not all active jobs were looked at.
     """
 
     url: str

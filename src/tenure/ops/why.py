@@ -309,7 +309,8 @@ class _Explanation:
             for need in needs
         ]
         until = None if links is None else links.wake_at
-        return Reason(cause="suspended", text=f"it waits for {' and '.join(missing)}", until=until)
+        word = " or " if links is not None and links.wait is not None and links.wait.want == "any" else " and "
+        return Reason(cause="suspended", text=f"it waits for {word.join(missing)}", until=until)
 
     # --- waiting ---------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from tenure.core.job import CollectKey, DebounceKey, JobRecord, NewJob
 from tenure.core.move import MoveBatch
 from tenure.core.ref import Ref
 from tenure.core.settlement import Settlement
-from tenure.core.waiting import DEPENDENTS_LIMIT, NEEDS_LIMIT, Dependent, JobKind, WaitToken
+from tenure.core.waiting import DEPENDENTS_LIMIT, NEEDS_LIMIT, Dependent, JobKind, Wait, WaitToken
 from tenure.errors import FlowError
 
 NOTIFIED_AT_ONCE = 8
@@ -59,8 +59,9 @@ class Subscribe(Struct, frozen=True, tag="subscribe"):
 class AdvanceEntry(Struct, frozen=True, tag="advance"):
     """Record how far the outbox entry of a job was carried out, if it is still the entry of this number.
 
-    `cursor`: how many of its dependents were notified. If that is all of them, the entry is deleted. `put_off`: after
-    how many microseconds a sweep hands it out again, because a dependent was out of reach.
+    `cursor`: how many of its dependents were notified. If that is all of them, the entry is deleted. If the
+    cursor rises, a sweep hands out the next page at once; else after `put_off` microseconds, because a dependent was
+    out of reach.
     """
 
     ref: Ref
@@ -115,6 +116,18 @@ def require_valid(jobs: Iterable[NewJob]) -> None:
             raise FlowError(f"the job {job.id!r} of the queue {job.queue!r} {problem}")
 
 
+def require_valid_waits(settlements: Iterable[Settlement]) -> None:
+    """Check what runs that are to be suspended wait for.
+
+    Raises:
+        FlowError: a run cannot wait as it should.
+    """
+    for settlement in settlements:
+        decision = settlement.decision
+        if isinstance(decision, Suspend) and (problem := _wait_problem(decision.wait)) is not None:
+            raise FlowError(f"the job {settlement.ref.id!r} of the queue {settlement.ref.queue!r} {problem}")
+
+
 def _problem(job: NewJob) -> str | None:
     links = job.links
     if links is None:
@@ -123,14 +136,20 @@ def _problem(job: NewJob) -> str | None:
         return f"names {len(links.dependents)} dependents, the limit is {DEPENDENTS_LIMIT}; subscribe the others"
     if links.wait is None:
         return None if links.kind is JobKind.JOB else f"is of the kind {links.kind!s}, so it must wait for something"
-    if not links.wait.needs:
-        return "waits for nothing; name at least one need"
-    if len(links.wait.needs) > NEEDS_LIMIT:
-        return f"has {len(links.wait.needs)} needs, the limit is {NEEDS_LIMIT}; wait for a group of jobs instead"
+    if (problem := _wait_problem(links.wait)) is not None:
+        return problem
     if job.delay or job.run_at is not None:
         return "waits, so it cannot start at a fixed time; add a need with a time"
     if isinstance(job.merge, DebounceKey | CollectKey):
         return "waits, so it cannot be debounced or collect calls"
+    return None
+
+
+def _wait_problem(wait: Wait) -> str | None:
+    if not wait.needs:
+        return "waits for nothing; name at least one need"
+    if len(wait.needs) > NEEDS_LIMIT:
+        return f"has {len(wait.needs)} needs, the limit is {NEEDS_LIMIT}; wait for a group of jobs instead"
     return None
 
 

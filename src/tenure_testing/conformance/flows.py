@@ -7,14 +7,14 @@ from msgspec import structs
 
 from tenure.clock import SECOND
 from tenure.core.events import FlowBroken, JobCancelled, JobCompleted, JobDeleted, JobExpired, JobFailed, JobRedriven
-from tenure.core.job import DebounceKey, NewJob, Policy, Ref, UniqueKey
+from tenure.core.job import DebounceKey, NewJob, Policy, Ref, ThrottleKey, UniqueKey
 from tenure.core.lifecycle import State
 from tenure.core.move import MoveMark
 from tenure.core.outcome import Cancelled, Interrupted, Outcome, Rejected, Suspended
 from tenure.core.retention import KeepRule, RetentionRules
 from tenure.core.waiting import Dependent, JobKind, Links, Need, Plan, Wait
 from tenure.errors import FlowError, StorageMovedError
-from tenure.maintenance.outbox import carry_out
+from tenure.maintenance.outbox import RETRY_AFTER, carry_out
 from tenure.storage.protocol import (
     CancelJob,
     ClaimRequest,
@@ -213,6 +213,24 @@ class EndsConformance(Conformance):
         (answer,) = await storage.enqueue([linked("a", to=["b"], like=new_job(merge=key))])
 
         assert answer.action == "duplicate"
+        assert await state_of(storage, "b") is State.FAILED
+
+    async def test_a_waiter_may_come_after_a_call_whose_job_has_ended(self, storage: Storage) -> None:
+        key = UniqueKey("k", window=3600 * SECOND)
+        await enqueue(storage, new_job("old", merge=key))
+        await end_next(storage)
+        await storage.enqueue([linked("a", to=["b"], like=new_job(merge=key)), linked("b", after=["a"])])
+
+        assert await state_of(storage, "b") is State.WAITING
+
+    async def test_a_waiter_may_come_after_a_throttled_call(self, storage: Storage) -> None:
+        key = ThrottleKey("k", 1, 3600 * SECOND)
+        await enqueue(storage, new_job("old", throttle=key))
+        (answer, _) = await storage.enqueue(
+            [linked("a", to=["b"], like=new_job(throttle=key)), linked("b", after=["a"])]
+        )
+
+        assert answer.action == "throttled"
         assert await state_of(storage, "b") is State.FAILED
 
     async def test_a_call_that_replaces_another_brings_its_dependents(
@@ -527,6 +545,36 @@ class OutboxConformance(Conformance):
         clock.advance(1)
 
         assert (await storage.sweep(bid())).outbox == (entry,)
+
+    async def test_a_job_of_the_same_id_leaves_the_entry_of_the_former(
+        self, storage: Storage, clock: ManualClock
+    ) -> None:
+        await self.fan_out(storage)
+        await storage.revise([DeleteJob(ref_of("a"))])
+        others = [f"other-{number}" for number in range(NOTIFIED_AT_ONCE + 1)]
+        await enqueue(storage, *(linked(name, after=["a"]) for name in others), linked("a", to=others))
+        await end_next(storage)
+        await carry_all(storage, clock)
+
+        expected = {State.COMPLETED: 1, State.FAILED: len(self.NAMES), State.WAITING: len(others)}
+        assert await counted(storage) == expected
+
+    async def test_a_bad_entry_is_put_off_and_the_others_are_carried_out(
+        self, storage: Storage, clock: ManualClock
+    ) -> None:
+        await self.fan_out(storage)
+        await end_next(storage)
+        clock.advance(OUTBOX_DELAY / SECOND)
+        (entry,) = (await storage.sweep(bid())).outbox
+        bad = structs.replace(entry, dependents=(None,))
+        carried = await carry_out(storage, [bad])
+        assert len(carried.troubles) == 1
+        assert (await storage.sweep(bid())).outbox == ()
+        clock.advance(RETRY_AFTER / SECOND)
+        assert (await storage.sweep(bid())).outbox == (entry,)
+        await carry_out(storage, [bad, entry])
+
+        assert await counted(storage) == {State.COMPLETED: 1, State.WAITING: len(self.NAMES)}
 
     async def test_an_entry_outlives_its_deleted_job(self, storage: Storage, clock: ManualClock) -> None:
         await self.fan_out(storage)

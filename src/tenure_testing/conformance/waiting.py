@@ -129,6 +129,13 @@ class WaitingConformance(Conformance):
         assert await claim(storage) == []
         assert await counted(storage) == {State.SUSPENDED: 1}
 
+    async def test_a_run_that_would_wait_for_nothing_is_not_suspended(self, storage: Storage) -> None:
+        lease = await start(storage, new_job("a"))
+        with pytest.raises(FlowError):
+            await storage.exchange(ALICE, [settled(lease, Suspended(Wait(())))])
+
+        assert await record(storage, lease.ref) == lease.job
+
     async def test_a_job_whose_wait_is_met_waits_to_start(self, storage: Storage) -> None:
         await enqueue(storage, linked("b", after=[Need(box="members", count=0)]))
 

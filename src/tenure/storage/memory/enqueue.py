@@ -36,8 +36,12 @@ class EnqueueRules(ModelState):
             self._require_here(queue)
         now = self._clock.now()
         receipts = [self._enqueue(job, now, offset) for offset, job in enumerate(jobs)]
+        self._deliver_immediate(now)
         self._indexes.release_freed(now)
         return receipts
+
+    def _deliver_immediate(self, now: int) -> None:
+        """Deliver the tokens that the calls of this step have caused: when all jobs of the step exist."""
 
     def _enqueue(self, new: NewJob, now: int, offset: int) -> EnqueueResult:
         known = self._jobs.get(self._merged_into.get(new.ref, new.ref))

@@ -324,7 +324,9 @@ class Model(ScheduleStore):
             indexes = self._queues[queue]
             self._wake_due(queue, PROMOTE_LIMIT, now)
             for ref in indexes.delayed.first(PROMOTE_LIMIT, until=now):
-                self._promote(self._jobs[ref], now)
+                job = self._jobs.get(ref)
+                if job is not None and job.state is State.DELAYED:
+                    self._promote(job, now)
             if indexes.opening and self._queue_opens_at(queue, now) <= now:
                 self._indexes.open_rates(queue, now)
             self._indexes.release_freed(now)
@@ -572,7 +574,9 @@ class Model(ScheduleStore):
             :SWEEP_LIMIT
         ]
         for ref in expired + ahead:
-            job = self._jobs[ref]
+            job = self._jobs.get(ref)
+            if job is None or job.state is not State.ACTIVE:
+                continue
             until = grace_end(
                 now,
                 terms=job.stall,
@@ -594,8 +598,12 @@ class Model(ScheduleStore):
         for ref in self._indexes.aging.first(EXPIRE_LIMIT, until=now):
             if expired >= EXPIRE_LIMIT:
                 break
+            job = self._jobs.get(ref)
+            if job is None or job.state not in (State.WAITING, State.DELAYED) or not is_expired(job, now):
+                # The end of an earlier one has changed it.
+                continue
             answers_for = self._call_count(ref)
-            self._expire(self._jobs[ref], now)
+            self._expire(job, now)
             expired += 1 if ref in self._jobs else answers_for
         self._indexes.release_freed(now)
         return expired
@@ -606,7 +614,9 @@ class Model(ScheduleStore):
             indexes = self._queues[queue]
             due = indexes.delayed.first(PROMOTE_LIMIT - promoted, until=now)
             for ref in due:
-                self._promote(self._jobs[ref], now)
+                job = self._jobs.get(ref)
+                if job is not None and job.state is State.DELAYED:
+                    self._promote(job, now)
             if due:
                 self.notified.append(queue_topic(queue))
             promoted += len(due) + self._wake_due(queue, PROMOTE_LIMIT - promoted - len(due), now)
@@ -625,7 +635,9 @@ class Model(ScheduleStore):
     def _redrive_due(self, now: int) -> int:
         due = self._indexes.redrives.first(SWEEP_LIMIT, until=now)
         for ref in due:
-            job = self._jobs[ref]
+            job = self._jobs.get(ref)
+            if job is None or job.redrive_at is None:
+                continue
             if self._holder(job, now) is None:
                 self._redrive(job, now, by="rule", by_rule=True)
             else:
@@ -651,8 +663,11 @@ class Model(ScheduleStore):
         for ref in expired_refs:
             if trimmed >= TRIM_LIMIT:
                 break
+            job = self._jobs.get(ref)
+            if job is None or job.state not in TERMINAL:
+                continue
             trimmed += self._call_count(ref)
-            self._drop(self._jobs[ref])
+            self._drop(job)
         return trimmed
 
     def _trim_completed(
@@ -765,6 +780,7 @@ class Model(ScheduleStore):
             return known
         taken = tuple(detail.job.id for detail in batch.jobs if self._arrive(detail, now))
         results = [self._enqueue(call.job, now, offset) for offset, call in enumerate(batch.calls)]
+        self._deliver_immediate(now)
         receipt = self._receipts[batch.move, batch.queue] = MoveReceipt(
             known.number + 1,
             (*taken, *(call.name for call in batch.calls)),

@@ -28,6 +28,7 @@ class ScheduleStore(WaitingRules):
         """Change schedules, in the order given."""
         now = self._clock.now()
         planned = [self._change(change, now, offset) for offset, change in enumerate(changes)]
+        self._deliver_immediate(now)
         self._indexes.release_freed(now)
         return planned
 

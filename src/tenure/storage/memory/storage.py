@@ -41,7 +41,7 @@ from tenure.storage.protocol import (
     Target,
     jobs_of_ticks,
 )
-from tenure.storage.waiting import require_valid
+from tenure.storage.waiting import require_valid, require_valid_waits
 
 T = TypeVar("T")
 
@@ -87,6 +87,7 @@ class MemoryStorage:
         self, owner: Owner, settlements: Sequence[Settlement] = (), order: ClaimRequest | None = None
     ) -> ExchangeResult:
         """See `Storage.exchange`."""
+        require_valid_waits(settlements)
         return self._step(lambda: self.model.exchange(owner, settlements, order))
 
     async def renew(self, beat: RenewRequest) -> RenewResult:

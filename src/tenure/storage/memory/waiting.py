@@ -86,11 +86,13 @@ class WaitingRules(EnqueueRules):
         super().__init__(clock)
         self._inboxes: dict[Ref, Inbox] = {}
         self._steps: dict[Ref, dict[str, StepRecord]] = {}
-        self._outbox: dict[Ref, _Entry] = {}
+        self._outbox: dict[int, _Entry] = {}
         self._ends: deque[_End] = deque()
         self._entries_written = 0
-        self._written: list[Ref] = []
-        """The jobs whose outbox entries the current step has written."""
+        self._written: list[int] = []
+        """The numbers of the outbox entries that the current step has written."""
+        self._immediate: list[tuple[Ref, WaitToken]] = []
+        """Tokens of calls whose jobs have ended already, or never begin. A later call of the step may wait for them."""
 
     @property
     def inboxes(self) -> Mapping[Ref, Inbox]:
@@ -116,12 +118,13 @@ class WaitingRules(EnqueueRules):
                     self._arrived(job, now)
             case Subscribe(dependent=dependent):
                 self._add_dependents(job.ref, (dependent,), now)
+                self._deliver_immediate(now)
         return RevisionResult(job.ref, "done", job.state)
 
     def _deliver(self, to: Ref, token: WaitToken, now: int) -> None:
         """Put a token into a job's inbox, and act on it. A token for an unknown job, or a repeated one, is dropped."""
         job = self._jobs.get(self._merged_into.get(to, to))
-        if job is None or not self._inbox(job.ref).deliver(token):
+        if job is None or self._is_past_retention(job, now) or not self._inbox(job.ref).deliver(token):
             return
         links = job.links or _PLAIN
         if token.outcome == "failed" and links.kind is not JobKind.JOB:
@@ -148,9 +151,12 @@ class WaitingRules(EnqueueRules):
         needs = () if links.wait is None else links.wait.needs
         need = next((need for need in needs if need.box == token.box and need.mode in ("fail", "tally")), None)
         if need is not None:
+            flow = links.flow or job.ref
+            if flow in self._inboxes and self._inboxes[flow].box(EARLY_FAILURE).arrived:
+                return
             cause = failure_cause(need, token.key, job.ref, links.kind, links.plan)
             name = token.key if cause is None else f"{cause.queue}/{cause.id}"
-            self._deliver(links.flow or job.ref, WaitToken(EARLY_FAILURE, name, "failed"), now)
+            self._deliver(flow, WaitToken(EARLY_FAILURE, name, "failed"), now)
 
     def _inbox(self, ref: Ref) -> Inbox:
         return self._inboxes.setdefault(ref, Inbox())
@@ -209,9 +215,9 @@ class WaitingRules(EnqueueRules):
         """Judge the suspended jobs of a queue whose time has come; return how many there were."""
         due = self._queues[queue].timers.first(limit, until=now)
         for ref in due:
-            # The end of an earlier one may have changed it.
-            job = self._jobs[ref]
-            if job.state is State.SUSPENDED:
+            # The end of an earlier one may have changed or deleted it.
+            job = self._jobs.get(ref)
+            if job is not None and job.state is State.SUSPENDED:
                 self._judge(job, now)
         return len(due)
 
@@ -341,7 +347,13 @@ class WaitingRules(EnqueueRules):
         if len(self._ends) > 1:
             # The call below this one goes on with it.
             return
-        now = self._clock.now()
+        try:
+            self._carry_out_ends(self._clock.now())
+        finally:
+            # Otherwise no later end would be carried out after an error.
+            self._ends.clear()
+
+    def _carry_out_ends(self, now: int) -> None:
         carried = 0
         while self._ends:
             end = self._ends[0]
@@ -354,27 +366,38 @@ class WaitingRules(EnqueueRules):
             self._ends.popleft()
 
     def _write_entry(self, end: _End, now: int) -> None:
+        # The new entry notifies all dependents of an earlier failure; its tokens replace those of the failure.
+        replaced = [
+            number
+            for number, entry in self._outbox.items()
+            if entry.end.ref == end.ref and not entry.end.completed and {*entry.end.dependents} <= {*end.dependents}
+        ]
+        for number in replaced:
+            del self._outbox[number]
         self._entries_written += 1
-        self._outbox[end.ref] = _Entry(self._entries_written, end, 0, now + OUTBOX_DELAY)
-        self._written.append(end.ref)
+        self._outbox[self._entries_written] = _Entry(self._entries_written, end, 0, now + OUTBOX_DELAY)
+        self._written.append(self._entries_written)
 
     def _advance_entry(self, done: AdvanceEntry, now: int) -> RevisionResult:
-        """Record how far an entry was carried out. A newer end of the job has an entry of its own.
+        """Record how far an entry was carried out. Another end of a job of the same id has an entry of its own.
 
         The job itself may be deleted.
         """
-        entry = self._outbox.get(done.ref)
-        if entry is None or entry.number != done.number or done.cursor < entry.cursor:
+        entry = self._outbox.get(done.number)
+        if entry is None or entry.end.ref != done.ref or done.cursor < entry.cursor:
             return RevisionResult(done.ref, "gone")
-        entry.cursor, entry.at = done.cursor, now + done.put_off
+        # The next page is handed out at once.
+        entry.at = now if done.cursor > entry.cursor else now + done.put_off
+        entry.cursor = done.cursor
         if entry.cursor >= len(entry.end.dependents):
-            del self._outbox[done.ref]
+            del self._outbox[done.number]
         return RevisionResult(done.ref, "done")
 
     def _take_written(self) -> tuple[OutboxEntry, ...]:
         """Return the entries that this step has written."""
         written, self._written = self._written, []
-        return tuple(_shown(self._outbox[ref]) for ref in written[:OUTBOX_LIMIT] if ref in self._outbox)
+        kept = [self._outbox[number] for number in written if number in self._outbox]
+        return tuple(map(_shown, kept[:OUTBOX_LIMIT]))
 
     def _due_entries(self, now: int) -> tuple[OutboxEntry, ...]:
         """Return the entries that a sweep hands out, those first that have waited longest."""
@@ -392,11 +415,15 @@ class WaitingRules(EnqueueRules):
             if job.state is State.SUSPENDED:
                 self._judge(job, now)
         elif result.action == "throttled":
-            for dependent in new.links.dependents:
-                self._deliver(dependent.to, end_token(dependent, completed=False), now)
+            self._immediate += ((one.to, end_token(one, completed=False)) for one in new.links.dependents)
         else:
             self._add_dependents(result.ref, new.links.dependents, now)
         return result
+
+    def _deliver_immediate(self, now: int) -> None:
+        tokens, self._immediate = self._immediate, []
+        for to, token in tokens:
+            self._deliver(to, token, now)
 
     def _replace_call(self, new: NewJob, old: JobRecord, key: DebounceKey, now: int, offset: int) -> None:
         inbox = self._inboxes.get(old.ref)
@@ -407,12 +434,11 @@ class WaitingRules(EnqueueRules):
             self._add_dependents(old.ref, old.links.dependents, now)
 
     def _add_dependents(self, ref: Ref, dependents: tuple[Dependent, ...], now: int) -> None:
-        """Add dependents to a job; if it has ended, or was deleted, notify them at once."""
+        """Add dependents to a job; if it has ended, or was deleted, `_deliver_immediate` notifies them."""
         job = self._jobs.get(ref)
         if job is None or job.state in TERMINAL:
             completed = job is not None and job.state is State.COMPLETED
-            for dependent in dependents:
-                self._deliver(dependent.to, end_token(dependent, completed=completed), now)
+            self._immediate += ((one.to, end_token(one, completed=completed)) for one in dependents)
         if job is None:
             return
         links = job.links or _PLAIN

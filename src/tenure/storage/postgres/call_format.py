@@ -9,7 +9,7 @@ from msgspec import structs
 
 from tenure.core.job import NewJob
 
-SINCE: Mapping[str, int] = {}
+SINCE: Mapping[str, int] = {"links": 2}
 """The fields of a `NewJob` that programs which know only a lower number cannot read.
 
 Add each new field here, with the next number: a call that sets it then waits for a worker that knows it, and older

@@ -17,8 +17,8 @@ from tenure.storage.redis.script_library import verb
 
 _encode = msgspec.msgpack.Encoder().encode
 
-VERSION = 2
-"""The schema version. In version 1, a record was one msgpack map of its fields."""
+VERSION = 3
+"""The schema version. In version 1, a record was one msgpack map of its fields. Version 3 renamed stored fields."""
 
 
 async def settle_on(connections: Connections, bases: Sequence[str]) -> None:

@@ -39,6 +39,9 @@ from tenure.storage.sql.transitions import is_past_lifetime, merged_into, read_j
 _UNFINISHED = {State.WAITING: "find.waiting", State.DELAYED: "find.delayed", State.ACTIVE: "find.active"}
 """The statements that list the jobs of these states, of all the given queues."""
 
+SORTED_MOST = 2_500
+"""How many unfinished jobs are read and sorted for a page. More are read in order, up to a page."""
+
 _NEWEST = 1 << 62
 _NONE = Settings()
 
@@ -232,20 +235,32 @@ def _matches(tx: Transaction, query: Query, before: int, limit: int) -> tuple[li
     over = json_rows([(queue, state.value) for queue in queues for state in states if state not in _UNFINISHED])
     looks = query.looks
     floor = 0
+    unfinished = [state.value for state in states if state in _UNFINISHED]
+    jobs = _count(tx, queues, unfinished)
     if looks is not None:
-        counts = {(queue, state): jobs for queue, state, jobs in tx.all("survey.counts")}
         # No index has the unfinished jobs of a queue in the order of their seqs: all of them would be sorted.
-        unfinished = [(queue, state.value) for queue in queues for state in states if state in _UNFINISHED]
-        if sum(counts.get(source, 0) for source in unfinished) > looks:
+        if jobs > looks:
             return _walk(tx, query, values)
         share = _share(query, len(queues) * len(states))
         floor = _floor(tx, "find.floor_over", {"sources": over, "before": before, "looks": share})
     values |= {"floor": floor, "sources": over}
-    pages = [tx.all(statement, values) for state, statement in _UNFINISHED.items() if state in states]
+    if looks is None and jobs > SORTED_MOST:
+        pages = [tx.all("find.live", {**values, "unfinished": json_names(unfinished)})]
+    else:
+        pages = [tx.all(statement, values) for state, statement in _UNFINISHED.items() if state in states]
     if any(state not in _UNFINISHED for state in states):
         pages.append(tx.all("find.over", values))
     seqs = sorted((seq for page in pages for (seq,) in page if seq >= floor), reverse=True)
     return seqs[:limit], floor
+
+
+def _count(tx: Transaction, queues: Sequence[str], states: Sequence[str]) -> int:
+    """Return how many jobs of these queues are in these states."""
+    return (
+        sum(jobs for queue, state, jobs in tx.all("survey.counts") if state in states and queue in queues)
+        if states
+        else 0
+    )
 
 
 def _queues(tx: Transaction, query: Query) -> list[str]:

@@ -40,9 +40,10 @@ _encode = msgspec.json.Encoder().encode
 _place = msgspec.json.Decoder(tuple[str, str]).decode
 
 FRONT_KEPT = 60_000_000
-FRONTS_COMPUTED = 100
-"""How long the front of a queue is trusted, in microseconds, and how many a sweep computes then: each time it reads a
-queue once from the beginning."""
+"""How long the front of a queue is trusted, in microseconds."""
+
+FRONTS_COMPUTED = 5
+"""How many old fronts a sweep computes. Each one may read a queue from the beginning, while other writers wait."""
 
 TRIM_QUEUES = 500
 """How many counters a sweep examines for jobs past retention."""

@@ -178,6 +178,7 @@ export function Now() {
       <div class="pair"><${Faults} /><${Stalls} /></div>
       ${data.slow.length > 0 && html`<${Section} title="Slower than usual">
         <${Table} caption="Runs that take far longer than usual" columns=${SLOW} rows=${data.slow} id=${(run) => `${run.queue} ${run.id}`} />
+        ${data.slow_capped && html`<p class="help">There may be more.</p>`}
       <//>`}
       <${Section} title="Storage">
         <${Facts} facts=${[

@@ -118,6 +118,18 @@ SELECT seq
  ORDER BY seq + 0 DESC
  LIMIT :limit;
 
+-- name: live
+-- Many unfinished jobs, in the given states (a JSON list): they are read in order up to a page, and not sorted.
+-- Parameter in addition to the others: unfinished.
+SELECT seq
+  FROM job_live
+ WHERE queue = ANY (names_in(:queues))
+   AND state = ANY (names_in(:unfinished))
+   AND seq < :before
+-- include: conditions
+ ORDER BY seq DESC
+ LIMIT :limit;
+
 -- name: over
 -- The newest ones of each source are found first, and those of all sources are merged.
 SELECT newest.seq

@@ -142,6 +142,18 @@ SELECT seq
  ORDER BY seq DESC
  LIMIT :limit;
 
+-- name: live
+-- Many unfinished jobs, in the given states (a JSON list): they are read in order up to a page, and not sorted.
+-- Parameter in addition to the others: unfinished.
+SELECT seq
+  FROM tenure_job NOT INDEXED
+ WHERE queue IN (SELECT value FROM json_each(:queues))
+   AND state IN (SELECT value FROM json_each(:unfinished))
+   AND seq < :before
+-- include: conditions
+ ORDER BY seq DESC
+ LIMIT :limit;
+
 -- name: over
 -- The newest ones of each source are found first, and those of all sources are merged.
 SELECT tenure_job.seq
