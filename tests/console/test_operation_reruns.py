@@ -33,7 +33,8 @@ async def first_run(app: Tenure, **fields: Any) -> Any:
     """Start an operation, and claim it for a process that then does nothing; return the lease."""
     storage = app.storage
     now = (await storage.survey()).now
-    operation = BulkOperation(**{"count": 3, "actor": "ann", "role": "admin", "via": "api", "at": now, **fields})
+    values: dict[str, Any] = {"count": 3, "actor": "ann", "role": "admin", "via": "api", "at": now, **fields}
+    operation = BulkOperation(**values)
     await storage.enqueue([operation_job(storage, app.timing, operation, OP)])
     (lease,) = (await storage.exchange(DEAD, (), ClaimRequest((OPS_QUEUE,), 1))).leases
     return lease

@@ -285,7 +285,8 @@ async def report_of(shop: Shop, **fields: Any) -> Any:
     """Carry out an operation without a dry run and a window; return it when it has ended."""
     storage = shop.app.storage
     now = (await storage.survey()).now
-    operation = BulkOperation(**{"count": 3, "actor": "local", "role": "admin", "via": "api", "at": now, **fields})
+    values: dict[str, Any] = {"count": 3, "actor": "local", "role": "admin", "via": "api", "at": now, **fields}
+    operation = BulkOperation(**values)
     job = operation_job(storage, shop.app.timing, operation, "one")
     await storage.enqueue([structs.replace(job, delay=0)])
     return await ended(shop, "one")
