@@ -225,6 +225,8 @@ def test_a_query_uses_only_tables_of_tenure(schema: sqlite3.Connection, verb: st
             used.add(table or "")
         return sqlite3.SQLITE_OK
 
+    # The first use of json_each in a connection declares it, which the authorizer sees as a write to sqlite_master.
+    schema.execute("SELECT 1 FROM json_each('[]')")
     schema.set_authorizer(note)
     schema.execute(f"EXPLAIN {statement}", dict.fromkeys(re.findall(r":(\w+)", statement)))
     schema.set_authorizer(None)
