@@ -5,7 +5,7 @@ from msgspec import Struct
 from tenure.clock import SECOND
 from tenure.console.bodies import OperationBody, ReasonBody
 from tenure.console.patches import in_field
-from tenure.console.problems import ProblemError, ProblemPart, bad_parameter, from_message
+from tenure.console.problems import ProblemError, ProblemPart, bad_parameter, from_message, not_audited
 from tenure.console.records import OperationsQuery
 from tenure.console.routes import ApiCall
 from tenure.console.writes import idempotent_id
@@ -170,12 +170,7 @@ async def _enqueued(call: ApiCall, operation: BulkOperation, op_id: str, key: st
     try:
         await storage.record_act(operation_act(operation, op_id))
     except (StorageError, OSError) as error:
-        raise ProblemError(
-            "not-audited",
-            f"the audit log cannot be written: {error}",
-            "try again; tenure doctor names the cause",
-            headers=[(b"retry-after", b"2")],
-        ) from error
+        raise not_audited(error) from error
     # If this fails, the record stays without a verdict: a repeated request has the same id and may succeed.
     await storage.enqueue([operation_job(storage, call.access.timing, operation, op_id, key=key)])
     found = await find_operation(storage, op_id)

@@ -159,6 +159,13 @@ def bad_parameter(name: ProblemName, parameter: str, message: str, *, position: 
     return from_message(name, message, errors=[ProblemPart(f"/query/{parameter}", message, position)])
 
 
+def not_audited(error: Exception) -> ProblemError:
+    """Return the problem for an act that was not done because its audit record could not be written."""
+    why = f"the audit log cannot be written: {error}"
+    remedy = "try again; tenure doctor names the cause"
+    return ProblemError("not-audited", why, remedy, headers=[(b"retry-after", b"2")])
+
+
 def unknown_job(why: str) -> ProblemError:
     """Return the problem for a job that does not exist."""
     remedy = "look for it in all queues: /api/v1/jobs?filter=id:ID"

@@ -42,6 +42,7 @@ from tenure.console.problems import (
     ProblemName,
     ProblemPart,
     from_message,
+    not_audited,
     unknown_job,
     unknown_name,
 )
@@ -123,12 +124,7 @@ async def _acting(
         try:
             under_way = await stack.enter_async_context(act)
         except (StorageError, OSError) as error:
-            raise ProblemError(
-                "not-audited",
-                f"the audit log cannot be written: {error}",
-                "try again; tenure doctor names the cause",
-                headers=[(b"retry-after", b"2")],
-            ) from error
+            raise not_audited(error) from error
         yield under_way
 
 
