@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache
@@ -461,8 +462,22 @@ class Schemas:
             # A connection that a test left open in a transaction is an error of that test.
             connection.execute("SET lock_timeout = '10s'")
             connection.execute("SET client_min_messages = warning")
+            # The server finishes the statement of a worker that a test has killed, and would deadlock with the drop.
+            until = time.monotonic() + 10
+            while connection.execute(_USED, [claimed]).fetchone() is not None and time.monotonic() < until:
+                time.sleep(0.01)
             for schema in claimed:
                 connection.execute(f'DROP SCHEMA IF EXISTS "{schema}" CASCADE'.encode())
+
+
+_USED = """
+SELECT 1 FROM pg_locks
+JOIN pg_class ON pg_class.oid = pg_locks.relation
+JOIN pg_namespace ON pg_namespace.oid = relnamespace
+JOIN pg_database ON pg_database.oid = pg_locks.database
+WHERE nspname = ANY(%s) AND datname = current_database() AND pid <> pg_backend_pid()
+LIMIT 1
+"""
 
 
 class SharedSchema:
