@@ -3,6 +3,7 @@
 VENV ?= .venv
 PYTHON ?=
 ARGS =
+AND =
 REPORTS =
 URL =
 SEEDS = 300
@@ -61,7 +62,7 @@ check: lint ## what must be green before a commit: format, lint, mypy, pyright o
 	@.ci/check '$(MAKE)' $(BIN)
 
 quickest: $(READY) ## run the quick tests that `make check` runs
-	@$(MAKE) --no-print-directory quick QUICK='$(QUICK) and not thorough'
+	@$(MAKE) --no-print-directory quick QUICK='$(QUICK) and not thorough $(AND)'
 
 quick: $(READY) ## run the tests that start no process or server and take no time
 	@$(IN_MEMORY) $(BIN)/python -m pytest -n 2 -m '$(QUICK)' $(NOT_QUICK) $(ARGS)

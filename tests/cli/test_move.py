@@ -44,6 +44,7 @@ def test_move_counts_the_jobs_and_the_old_storage_refuses_later_calls(there: Ter
     assert f"were moved to {other}; use that storage from now on" in refused
 
 
+@pytest.mark.thorough
 def test_move_draws_a_bar_on_a_terminal_and_prints_lines_without_one(there: Terminal, other: str) -> None:
     for number in range(60):
         there.enqueue("add", number, 1)

@@ -12,6 +12,7 @@ from tenure.testing import ManualClock
 from tenure_testing.conformance import NoFlowsConformance, StorageConformance
 
 
+@pytest.mark.sqlite
 class TestSQLite(StorageConformance, NoFlowsConformance):
     @pytest.fixture
     async def storage(self, clock: ManualClock, tmp_path: Path, empty_database: Path) -> AsyncIterator[Storage]:

@@ -108,6 +108,7 @@ async def test_an_operation_that_was_moved_begins_without_its_cursor() -> None:
     assert (found.state, found.met, found.done) == ("done", 4, 4)
 
 
+@pytest.mark.thorough
 async def test_lost_internal_jobs_are_recovered_without_a_sweep_of_the_fleet() -> None:
     timing = Timing(lease="1s", beat="0.1s", sweep="0.1s", grace="0.1s")
     async with Tenure("memory://", timing=timing) as app:

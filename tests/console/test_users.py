@@ -42,6 +42,7 @@ async def status(console: Console, headers: Headers = (), client: tuple[str, int
 # ── roles ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("role", ROLES)
 async def test_each_route_is_open_to_its_role_and_the_roles_above(shop: Shop, role: Role) -> None:
     names = {"queue": "mail", "task": "charge", "id": shop.jobs["sent"], "worker": HOLDER.id, "schedule": "hourly"}

@@ -64,7 +64,7 @@ Scenario = Callable[[Harness], Coroutine[Any, Any, None]]
 RunScenario = Callable[[Scenario], None]
 
 
-@pytest.fixture(params=["memory", "sqlite"])
+@pytest.fixture(params=["memory", pytest.param("sqlite", marks=pytest.mark.sqlite)])
 def run_scenario(request: pytest.FixtureRequest, tmp_path: Path, empty_database: Path) -> RunScenario:
     """Return a function that runs a scenario to its end, in virtual time, on each storage."""
 

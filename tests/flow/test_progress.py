@@ -3,6 +3,8 @@
 import asyncio
 import itertools
 
+import pytest
+
 from tenure import Retry, StorageUnavailableError, Tenure, current_job
 from tenure.storage.memory.storage import MemoryStorage
 from tenure.storage.protocol import LeaseRenewal, RenewRequest, RenewResult
@@ -55,6 +57,7 @@ def test_progress_is_stored_within_half_a_second(run_scenario: RunScenario) -> N
     run_scenario(scenario)
 
 
+@pytest.mark.thorough
 def test_reports_go_twice_a_second_500_at_a_time_the_oldest_first() -> None:
     jobs = 700
     order: list[str] = []

@@ -21,6 +21,8 @@ from tenure.testing import ManualClock
 from tests.storage.helpers import child, job, owner
 from tests.storage.test_sqlite_files import refused
 
+pytestmark = pytest.mark.thorough
+
 USERS = """
     CREATE TABLE job (id INTEGER PRIMARY KEY AUTOINCREMENT, title TEXT);
     CREATE TABLE event (id INTEGER PRIMARY KEY AUTOINCREMENT, job INTEGER REFERENCES job (id) ON DELETE CASCADE);

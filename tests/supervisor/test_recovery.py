@@ -89,6 +89,7 @@ async def test_a_recovery_counts_its_jobs_although_answers_are_lost(
     assert "reapers will recover" not in caplog.text
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("held", [3, SWEEP_LIMIT + 5])
 @pytest.mark.parametrize("how", ["whole", "in part", "twice"])
 @pytest.mark.parametrize("lost", [0, 1, 3])

@@ -225,6 +225,7 @@ async def test_a_receiver_that_does_not_answer_is_left_after_the_limit(monkeypat
         silent.set()
 
 
+@pytest.mark.thorough
 async def test_a_status_is_kept_if_the_time_ends_within_the_body(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(request, "LIMIT", 2.0)
     monkeypatch.setattr(request, "BODY_LIMIT", 60.0)
