@@ -76,8 +76,8 @@ KIT_FLOORS: dict[str, int] = {
 
 INNER_FLOORS: dict[str, tuple[str, ...]] = {
     "tenure.worker": (
-        "event_loop injected known_tasks lifespan partitions recycling retry_delay scoreboard stop_signals "
-        "supervisor_messages task_publisher worker_metrics",
+        "entry_carrier event_loop injected known_tasks lifespan partitions recycling retry_delay scoreboard "
+        "stop_signals supervisor_messages task_publisher worker_metrics",
         "loop_lag",
         "active_runs",
         "deps prefetch stacks",
@@ -101,19 +101,20 @@ INNER_FLOORS: dict[str, tuple[str, ...]] = {
         "helpers state_machine",
         "acts claim_numbers collecting crashes differential due_order enqueue events exchange many_queues notices "
         "order published_tasks reading reclaim regressions renew revise sweep ttl tune unique_keys waiting",
-        "concurrency_keys dead_letters figures flows limits moves pause rates retention schedules unknown_tasks",
+        "concurrency_keys dead_letters figures flows limits moves pause rates reconcile retention schedules "
+        "unknown_tasks",
         "suite",
         "__init__",
     ),
     "tenure_testing.simulation": (
-        "call_checks event_loop fault_log job_history record_checks violation workload",
+        "call_checks event_loop fault_log flow_checks flow_workload job_history record_checks violation workload",
         "fairness_checks key_checks network rate_checks recovery_checks tick_checks",
         "accounts plan",
         "event_checks order_checks sweep_checks transition_checks",
         "change_checks run_checks",
         "invariants",
         "environment",
-        "node",
+        "flow_client node",
         "faults",
         "world",
         "figures",
@@ -128,7 +129,7 @@ INNER_FLOORS: dict[str, tuple[str, ...]] = {
         "run",
         "__main__",
     ),
-    "tenure_testing.mutants": ("registry", "enqueue rates runs", "__init__", "trials", "__main__"),
+    "tenure_testing.mutants": ("registry", "enqueue flows rates runs", "__init__", "trials", "__main__"),
     "tenure_testing.demo": (
         "bad_handlers corpus event_follower processes work",
         "handler_log",

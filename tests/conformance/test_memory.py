@@ -8,9 +8,10 @@ from tenure.storage.memory.storage import MemoryStorage
 from tenure.storage.protocol import Storage
 from tenure.testing import ManualClock
 from tenure_testing.conformance import FlowsConformance, StorageConformance
+from tenure_testing.conformance.reconcile import ReconcileConformance
 
 
-class TestMemory(StorageConformance, FlowsConformance):
+class TestMemory(StorageConformance, FlowsConformance, ReconcileConformance):
     @pytest.fixture
     async def storage(self, clock: ManualClock) -> AsyncIterator[Storage]:
         storage = MemoryStorage(clock=clock)

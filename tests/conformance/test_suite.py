@@ -10,9 +10,10 @@ import pytest
 
 import tenure
 from tenure_testing.conformance import FlowsConformance, NoFlowsConformance, StorageConformance
+from tenure_testing.conformance.reconcile import ReconcileConformance
 
 
-class _Whole(StorageConformance, FlowsConformance, NoFlowsConformance):
+class _Whole(StorageConformance, FlowsConformance, ReconcileConformance, NoFlowsConformance):
     """All parts of the suite."""
 
 

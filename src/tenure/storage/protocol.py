@@ -25,6 +25,7 @@ from tenure.core.lifecycle import State
 from tenure.core.move import MoveMark
 from tenure.core.partition import PartitionState
 from tenure.core.published import PublishedTask
+from tenure.core.reconcile import StaleWait
 from tenure.core.retention import KeepRule, RetentionRules
 from tenure.core.schedule import Schedule
 from tenure.core.settlement import Settlement
@@ -316,6 +317,7 @@ class SweepResult(Struct, frozen=True):
     schedules whose last tick lies after `now` (`Schedule.is_ahead`). `next_tick`: microseconds until the next tick of
     any schedule, None without one. All three are for the leader only.
     `outbox`: entries that are to be carried out: their dependents are notified, then the entries are advanced.
+    `stale`: jobs that have waited for `RECONCILE_AFTER` without a token. The caller asks for the ends that they miss.
     """
 
     terms: tuple[Term, ...] = ()
@@ -328,6 +330,7 @@ class SweepResult(Struct, frozen=True):
     next_tick: int | None = None
     now: int = 0
     outbox: tuple[OutboxEntry, ...] = ()
+    stale: tuple[StaleWait, ...] = ()
 
 
 class ReclaimResult(Struct, frozen=True):

@@ -31,6 +31,22 @@ OUTBOX_DELAY = 2_000_000
 """How long after it was written a sweep hands out an entry of the outbox, in microseconds."""
 
 
+RECONCILE_AFTER = 300_000_000
+"""How long a job waits without a token until a sweep names it as a stale wait, in microseconds."""
+
+RECONCILE_LIMIT = 50
+"""How many stale waits one sweep hands out."""
+
+MISSING_LIMIT = 100
+"""How many jobs a stale wait names at once. The next time it names the following ones."""
+
+ENDED_KEPT = 900_000_000
+"""How long a job that others wait for is kept after its end, in microseconds, even if its retention is shorter.
+
+A stale wait is looked at after a third of this time, so it finds the job.
+"""
+
+
 class DeliverToken(Struct, frozen=True, tag="deliver"):
     """Put a token into the inbox of a job; a repeated one changes nothing. A signal to an ended job is refused."""
 

@@ -18,6 +18,7 @@ from tenure.storage.protocol import (
 from tenure_testing.simulation.call_checks import CallRecords
 from tenure_testing.simulation.fairness_checks import FairnessChecks
 from tenure_testing.simulation.fault_log import FaultLog
+from tenure_testing.simulation.flow_checks import FlowChecks
 from tenure_testing.simulation.job_history import JobHistory
 from tenure_testing.simulation.rate_checks import RateChecks
 from tenure_testing.simulation.record_checks import may_be_forgotten
@@ -74,6 +75,7 @@ class Accounts:
             self.require, fault_log, timing, overruns=overruns, died=died, slack=slack
         )
         self.failed_workers = failed_workers
+        self.flows = FlowChecks(self.require, model, self.stories.get)
         self.model = model
         self.clock = clock
         self.fault_log = fault_log

@@ -208,7 +208,12 @@ class FaultInjector:
         await self._revise("redrive", [RedriveJob(ref) for ref in rng.sample(refs, min(len(refs), 2))])
 
     async def _do_delete(self, rng: Random) -> None:
-        refs = [ref for ref, job in self._environment.model.records.items() if job.state is not State.ACTIVE]
+        sending = self._environment.sending
+        refs = [
+            ref
+            for ref, job in self._environment.model.records.items()
+            if job.state is not State.ACTIVE and ref not in sending
+        ]
         await self._revise("delete", [DeleteJob(ref) for ref in rng.sample(refs, min(len(refs), 1))])
 
     async def _revise(self, kind: str, revisions: Sequence[Revision]) -> None:

@@ -88,7 +88,8 @@ class InvariantChecker:
             case _:
                 pass
         expected.update(self._changes.passed(verb, before, changed, gone))
-        self._events.compare(recorded, expected, verb)
+        waiting = {ref for jobs in (before, records) for ref, job in jobs.items() if job.links is not None}
+        self._events.compare(recorded, expected, verb, waiting)
         if changed or gone:
             for ref in changed:
                 was = before.get(ref)
@@ -100,6 +101,8 @@ class InvariantChecker:
             self._transitions.indexed(records)
             self._accounts.calls.hold(records, changed, gone, self._accounts.clock.now())
             self._accounts.sharing.stand(before, records, [*changed, *gone])
+        if waiting and (changed or gone or verb == "revise"):
+            self._accounts.flows.stand(before, changed, gone, recorded, self._accounts.clock.now())
         return answer
 
     def _enqueued(

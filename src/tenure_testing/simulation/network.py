@@ -50,7 +50,9 @@ from tenure.storage.protocol import (
     Target,
     Tick,
 )
+from tenure.storage.waiting import WaitingRevision
 from tenure_testing.simulation.event_loop import Node, SimLoop
+from tenure_testing.simulation.flow_workload import Pauses
 
 T = TypeVar("T")
 
@@ -125,6 +127,7 @@ class SimServer:
         self._doubling = Random(f"doubling {rng.getstate()[1][:3]}")
         self.rates = Rates()
         self.counts: dict[str, int] = {}
+        self.pauses = Pauses()
         self._watcher = watcher
         self._frozen = False
         self._waiting: deque[Request[Any]] = deque()
@@ -196,6 +199,8 @@ class SimServer:
                 self._echo(request, (again,), lambda: self.storage.renew(again))
             case "plan", (changes,) if all(isinstance(change, Tick) for change in changes) and self._again():
                 self._echo(request, (changes,), lambda: self.storage.plan(changes))
+            case "revise", (revisions,) if all(isinstance(one, WaitingRevision) for one in revisions) and self._again():
+                self._echo(request, (revisions,), lambda: self.storage.revise(revisions))
             case _:
                 pass
 
@@ -290,7 +295,7 @@ class SimNet:
         if self.senseless:
             self.senseless = False
             return cast("ExchangeResult", None)
-        sent = tuple(settlements)
+        sent = self._server.pauses.sent(settlements)
         return await self._ask(
             "exchange", (owner, sent, order), lambda: self._server.storage.exchange(owner, sent, order)
         )

@@ -16,7 +16,9 @@ from tenure.storage.protocol import (
     SweepResult,
 )
 from tenure_testing.simulation.accounts import Accounts
+from tenure_testing.simulation.flow_checks import DEPENDENCY
 from tenure_testing.simulation.job_history import shown
+from tenure_testing.simulation.record_checks import place_of
 
 
 class SweepChecks:
@@ -51,6 +53,10 @@ class SweepChecks:
                     fine = was.redrive_at is not None and was.redrive_at <= now and isinstance(was.merge, UniqueKey)
                 case State.DELAYED | State.WAITING, State.WAITING | State.EXPIRED:
                     fine = True
+                case State.SUSPENDED, _:
+                    fine = job.links is not None
+                case State.FAILED, _ if was.reason == DEPENDENCY:
+                    fine = job.links is not None
                 case _:
                     fine = False
             self._require(fine, "I3", f"{ref}: swept from {shown(was)} to {shown(job)}")
@@ -110,6 +116,8 @@ class SweepChecks:
                 number, flaw = "I10", f"not expired, and its time was over at {job.expires_at}"
             case State.DELAYED if job.run_at <= now:
                 flaw = f"due since {job.run_at}, and not promoted"
+            case State.SUSPENDED if place_of(job) is not None and place_of(was) == place_of(job) and _is_due(job, now):
+                flaw = "its time has come, and it still waits"
             case State.FAILED if job.redrive_at is not None and job.redrive_at <= now:
                 flaw = f"its rule was to redrive it at {job.redrive_at}"
             case _ if self._accounts.forgettable(job):
@@ -160,3 +168,8 @@ class SweepChecks:
             # The reaper was lost too. The bound for that case differs.
             run.reason = "reaper lost"
         self._accounts.note("reaped", job.id, run.number, stalled.reason)
+
+
+def _is_due(job: JobRecord, now: int) -> bool:
+    """Return True if the time of a suspended job has come."""
+    return job.links is not None and job.links.wake_at is not None and job.links.wake_at <= now

@@ -534,6 +534,7 @@ class Model(ScheduleStore):
             next_tick=next_tick,
             now=now,
             outbox=self._due_entries(now),
+            stale=self._find_stale_waits(now),
         )
 
     def next_sweep(self) -> int | None:
@@ -664,7 +665,7 @@ class Model(ScheduleStore):
             if trimmed >= TRIM_LIMIT:
                 break
             job = self._jobs.get(ref)
-            if job is None or job.state not in TERMINAL:
+            if job is None or job.state not in TERMINAL or self._is_kept(job, now):
                 continue
             trimmed += self._call_count(ref)
             self._drop(job)
@@ -691,7 +692,7 @@ class Model(ScheduleStore):
             surplus = ended_jobs.first(keep.deleted_at_once(len(ended_jobs), ended))
             if surplus and not ended_jobs.beyond(now, 1):
                 for job in [self._jobs[ref] for ref in surplus]:
-                    if not isinstance(job.merge, DebounceKey | CollectKey):
+                    if not isinstance(job.merge, DebounceKey | CollectKey) and not self._is_kept(job, now):
                         self._drop(job)
 
     def _delete_old_workers(self, now: int) -> None:

@@ -14,6 +14,7 @@ from tenure.core.fingerprint import fingerprint
 from tenure.core.job import DebounceKey, JobRecord, NewJob, RecordedError, Ref, UniqueKey
 from tenure.core.lifecycle import TERMINAL, State
 from tenure.core.order import entered_at
+from tenure.core.reconcile import StaleWait, asks_for_jobs, missing_ends
 from tenure.core.transition import redriven
 from tenure.core.waiting import (
     EARLY_FAILURE,
@@ -36,13 +37,16 @@ from tenure.core.waiting import (
     failure_cause,
 )
 from tenure.storage.memory.enqueue import EnqueueRules
+from tenure.storage.memory.stale_waits import StaleWaits
 from tenure.storage.protocol import EnqueueResult, RevisionResult, job_topic, queue_topic
 from tenure.storage.waiting import (
+    ENDED_KEPT,
     ENDS_AT_ONCE,
     ENTRY_PAGE,
     NOTIFIED_AT_ONCE,
     OUTBOX_DELAY,
     OUTBOX_LIMIT,
+    RECONCILE_LIMIT,
     AdvanceEntry,
     DeliverToken,
     OutboxEntry,
@@ -88,6 +92,7 @@ class WaitingRules(EnqueueRules):
         self._steps: dict[Ref, dict[str, StepRecord]] = {}
         self._outbox: dict[int, _Entry] = {}
         self._ends: deque[_End] = deque()
+        self._stale_waits = StaleWaits()
         self._entries_written = 0
         self._written: list[int] = []
         """The numbers of the outbox entries that the current step has written."""
@@ -177,6 +182,8 @@ class WaitingRules(EnqueueRules):
                 self._end_at_deadline(job, links, now)
             else:
                 self._set_wake_time(job, links)
+                if asks_for_jobs(links):
+                    self._stale_waits.token_came(job.ref, now)
         elif isinstance(verdict, Skipped):
             self._end(job, State.CANCELLED, now, reason=SKIPPED)
         elif links.kind is JobKind.JOB and not (isinstance(verdict, Broken) and not job.starts):
@@ -404,6 +411,35 @@ class WaitingRules(EnqueueRules):
         due = sorted((entry for entry in self._outbox.values() if entry.at <= now), key=lambda entry: entry.at)
         return tuple(map(_shown, due[:OUTBOX_LIMIT]))
 
+    def _find_stale_waits(self, now: int) -> tuple[StaleWait, ...]:
+        """Return the jobs that have had no token for long, each with jobs whose ends it misses."""
+        stale: list[StaleWait] = []
+        for ref in self._stale_waits.due(now):
+            if len(stale) == RECONCILE_LIMIT:
+                break
+            job = self._jobs.get(ref)
+            links = None if job is None or job.state is not State.SUSPENDED else job.links
+            missing = [] if links is None else missing_ends(ref, links, self._inbox(ref))
+            if missing:
+                stale.append(StaleWait(ref, self._stale_waits.page(ref, missing, now)))
+            elif links is None:
+                self._stale_waits.drop(ref)
+            else:
+                # It is open, and nothing is known to be missing: look again later.
+                self._stale_waits.token_came(ref, now)
+        return tuple(stale)
+
+    def _is_kept(self, job: JobRecord, now: int) -> bool:
+        """Return True if an ended job must be kept, so that jobs that wait for it can ask for its end."""
+        if job.links is None or not job.links.dependents or job.state not in TERMINAL:
+            return False
+        # A job that ended later than now ended before the clock was set back.
+        recent = 0 <= now - (job.finished or 0) < ENDED_KEPT
+        return recent or any(entry.end.ref == job.ref for entry in self._outbox.values())
+
+    def _is_past_retention(self, job: JobRecord, now: int) -> bool:
+        return super()._is_past_retention(job, now) and not self._is_kept(job, now)
+
     # ── enqueueing and deleting ───────────────────────────────────────────────────────────────────────────────────
 
     def _enqueue(self, new: NewJob, now: int, offset: int) -> EnqueueResult:
@@ -454,6 +490,7 @@ class WaitingRules(EnqueueRules):
     def _drop(self, job: JobRecord) -> None:
         super()._drop(job)
         self._inboxes.pop(job.ref, None)
+        self._stale_waits.drop(job.ref)
         self._steps.pop(job.ref, None)
 
 
