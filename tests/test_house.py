@@ -448,7 +448,7 @@ def test_each_storage_has_one_script_for_each_verb() -> None:
     verbs -= {"open", "close", "examine"}
     # Scripts that are not the work of one verb: the start and end of a transaction, the counters and lines that verbs
     # leave behind, and what creates an empty partition.
-    shared = {".sql": {"session", "tally", "fair_queue", "rates", "repair"}, ".lua": {"create"}}
+    shared = {".sql": {"session", "tally", "fair_queue", "rates", "repair", "waiting"}, ".lua": {"create"}}
     own = {"postgres": {"health", "intake", "front"}}
     folders = [*HOUSE.glob("storage/*/sql"), *HOUSE.glob("storage/*/lua")]
 

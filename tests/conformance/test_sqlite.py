@@ -9,11 +9,11 @@ import pytest
 from tenure.storage.protocol import Storage
 from tenure.storage.sqlite.storage import SQLiteStorage
 from tenure.testing import ManualClock
-from tenure_testing.conformance import NoFlowsConformance, StorageConformance
+from tenure_testing.conformance import FlowsConformance, StorageConformance
 
 
 @pytest.mark.sqlite
-class TestSQLite(StorageConformance, NoFlowsConformance):
+class TestSQLite(StorageConformance, FlowsConformance):
     @pytest.fixture
     async def storage(self, clock: ManualClock, tmp_path: Path, empty_database: Path) -> AsyncIterator[Storage]:
         path = tmp_path / "tenure.db"

@@ -56,6 +56,7 @@ MAY_SCAN = {
     ("tally", "recount"): "doctor's audit",
     ("tally", "recount_calls"): "doctor's audit",
     ("tally", "recount_keys"): "doctor's audit",
+    ("tally", "recount_inboxes"): "doctor's audit",
 }
 """The statements that scan a table, a whole index or all jobs of a queue, each with the bound of the scan."""
 

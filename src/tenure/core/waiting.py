@@ -10,7 +10,7 @@ maximum is also the latest truth: a token "failed" that arrives after "completed
 
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
-from typing import Literal
+from typing import Literal, Protocol
 
 from msgspec import Struct, field
 
@@ -126,6 +126,91 @@ class StepRecord(Struct, frozen=True, gc=False):
     body: bytes | None = None
 
 
+class BoxState(Protocol):
+    """What a wait depends on in a box: how many keys have a token, and what they say."""
+
+    @property
+    def arrived(self) -> int:
+        """How many keys have a token."""
+        ...
+
+    @property
+    def any_failed(self) -> bool:
+        """True if a token is failed."""
+        ...
+
+    @property
+    def any_completed(self) -> bool:
+        """True if a token is completed."""
+        ...
+
+    @property
+    def first_failed(self) -> str | None:
+        """The failed key that comes first: short keys before long ones, so that numbers are in their order.
+
+        It does not depend on the order of arrival.
+        """
+        ...
+
+    @property
+    def total(self) -> int | None:
+        """How many keys there will be, once known."""
+        ...
+
+    def body(self, count: int) -> bytes | None:
+        """Return the content of the completed token that arrived as the `count`-th of them."""
+        ...
+
+
+class InboxState(Protocol):
+    """What a wait is compared with."""
+
+    def box(self, name: str) -> BoxState:
+        """Return a box; it is empty if nothing arrived in it."""
+        ...
+
+
+class BoxCounts(Struct, frozen=True, gc=False):
+    """The numbers of a box whose tokens were not read. It does not know their contents."""
+
+    failed: int = 0
+    completed: int = 0
+    total: int | None = None
+    first_failed: str | None = None
+
+    @property
+    def arrived(self) -> int:
+        """See `BoxState.arrived`."""
+        return self.failed + self.completed
+
+    @property
+    def any_failed(self) -> bool:
+        """See `BoxState.any_failed`."""
+        return self.failed > 0
+
+    @property
+    def any_completed(self) -> bool:
+        """See `BoxState.any_completed`."""
+        return self.completed > 0
+
+    def body(self, count: int) -> bytes | None:
+        """Return None: the contents were not read."""
+        return None
+
+
+class InboxCounts(Struct, frozen=True, gc=False):
+    """The numbers of the boxes of an inbox."""
+
+    boxes: Mapping[str, BoxCounts]
+
+    def box(self, name: str) -> BoxCounts:
+        """Return the numbers of a box."""
+        return self.boxes.get(name, _NO_TOKENS)
+
+
+_NO_TOKENS = BoxCounts()
+
+
 class Box(Struct):
     """The tokens of one box, by key, in the order of their arrival. `total`: how many there will be, once known."""
 
@@ -139,12 +224,25 @@ class Box(Struct):
         return len(self.failed) + len(self.completed)
 
     @property
-    def first_failed(self) -> str | None:
-        """The failed key that comes first: short keys before long ones, so that numbers are in their order.
+    def any_failed(self) -> bool:
+        """True if a token is failed."""
+        return bool(self.failed)
 
-        It does not depend on the order of arrival.
-        """
+    @property
+    def any_completed(self) -> bool:
+        """True if a token is completed."""
+        return bool(self.completed)
+
+    @property
+    def first_failed(self) -> str | None:
+        """See `BoxState.first_failed`."""
         return min(self.failed, key=lambda key: (len(key), key), default=None)
+
+    def body(self, count: int) -> bytes | None:
+        """Return the content of the completed token that arrived as the `count`-th of them."""
+        if not 0 < count <= len(self.completed):
+            return None
+        return list(self.completed.values())[count - 1].body
 
 
 _EMPTY = Box()
@@ -222,7 +320,7 @@ Verdict = Open | Met | Broken | Skipped
 _OPEN = Open()
 
 
-def evaluate(wait: Wait, inbox: Inbox, now: int) -> Verdict:
+def evaluate(wait: Wait, inbox: InboxState, now: int) -> Verdict:
     """Compare a wait with what has arrived by `now`, in microseconds.
 
     The answer does not depend on the order in which the tokens arrived, except for the body of a signal. For all needs,
@@ -242,7 +340,7 @@ def evaluate(wait: Wait, inbox: Inbox, now: int) -> Verdict:
     return Met(tuple(met)) if wait.want == "all" and len(met) == len(verdicts) else _OPEN
 
 
-def due_at(wait: Wait, inbox: Inbox) -> int | None:
+def due_at(wait: Wait, inbox: InboxState) -> int | None:
     """Return the instant at which time alone ends an open wait; None if it needs a token."""
     missing = [need for need in wait.needs if isinstance(_evaluate(need, inbox, None), Open)]
     times = [need.until for need in missing if need.until is not None]
@@ -251,7 +349,7 @@ def due_at(wait: Wait, inbox: Inbox) -> int | None:
     return max(times, default=None) if len(times) == len(missing) else None
 
 
-def missing_sources(wait: Wait, inbox: Inbox) -> list[tuple[Need, Ref]]:
+def missing_sources(wait: Wait, inbox: InboxState) -> list[tuple[Need, Ref]]:
     """Return the needs that are still open and wait for the end of one job, each with that job."""
     return [
         (need, need.source)
@@ -278,26 +376,19 @@ def failure_cause(need: Need, key: str, job: Ref, kind: JobKind, plan: Plan | No
     return Ref(job.queue, f"{job.id}~{key}") if kind is JobKind.GROUP else None
 
 
-def _evaluate(need: Need, inbox: Inbox, now: int | None) -> Open | NeedOutcome | Broken | Skipped:
+def _evaluate(need: Need, inbox: InboxState, now: int | None) -> Open | NeedOutcome | Broken | Skipped:
     """Compare one need with its box. `now`: None leaves the need's time out."""
     box = inbox.box(need.box)
-    failed = box.first_failed if need.mode in ("fail", "only", "tally") and box.failed else None
+    failed = box.first_failed if need.mode in ("fail", "only", "tally") and box.any_failed else None
     if need.mode == "fail" and failed is not None:
         return Broken(need, failed)
-    if (need.mode == "only" and failed is not None) or (need.mode == "unless" and box.completed):
+    if (need.mode == "only" and failed is not None) or (need.mode == "unless" and box.any_completed):
         return Skipped(need)
     count = box.total if need.count is None else need.count
     if count is not None and box.arrived >= count:
         if need.mode == "tally" and failed is not None:
             return Broken(need, failed)
-        return NeedOutcome(need, "failed" if box.failed else "completed", _body(box, count))
+        return NeedOutcome(need, "failed" if box.any_failed else "completed", box.body(count))
     if now is not None and need.until is not None and need.until <= now:
         return NeedOutcome(need, "timer")
     return _OPEN
-
-
-def _body(box: Box, count: int) -> bytes | None:
-    """Return the content of the last token that a need counts, in the order of arrival."""
-    if not 0 < count <= len(box.completed):
-        return None
-    return list(box.completed.values())[count - 1].body

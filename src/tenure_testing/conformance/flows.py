@@ -389,6 +389,31 @@ class GroupsConformance(Conformance):
         assert [event.id for event in await events_of(storage, JobCompleted)] == ["g"]
         assert (await record(storage, ref_of("g"))).starts == 0
 
+    @pytest.mark.parametrize(("failed", "state"), [((), State.COMPLETED), ((3,), State.FAILED), ((1, 5), State.FAILED)])
+    async def test_members_that_end_in_one_call_count_once_each(
+        self, storage: Storage, failed: tuple[int, ...], state: State
+    ) -> None:
+        need = Need(box="members", count=6, mode="tally")
+        members = [
+            structs.replace(
+                new_job(f"g~{number}"), links=Links(dependents=(Dependent(ref_of("g"), "members", f"{number}"),))
+            )
+            for number in range(1, 7)
+        ]
+        await enqueue(storage, linked("g", after=[need], kind=JobKind.GROUP), *members[:5])
+        # A token that arrived before, and so counts only once.
+        await deliver(storage, "g", token("members", key="2"))
+        leases = {lease.ref.id: lease for lease in await claim(storage)}
+        outcomes = [REJECTED if number in failed else RETURNED for number in range(1, 6)]
+        ends = [settled(leases[f"g~{number}"], outcome) for number, outcome in enumerate(outcomes, 1)]
+        await storage.exchange(ALICE, ends)
+        await storage.exchange(ALICE, ends)
+        assert await state_of(storage, "g") is State.SUSPENDED
+        await enqueue(storage, members[5])
+        await end_next(storage)
+
+        assert await state_of(storage, "g") is state
+
     async def test_an_empty_group_completes_at_once(self, storage: Storage) -> None:
         group = linked("g", after=[Need(box="members", count=0, mode="tally")], kind=JobKind.GROUP, to=["after"])
         await enqueue(storage, linked("after", after=["g"]), group)

@@ -32,6 +32,8 @@ _VACUUM = {
     "tally": "autovacuum_vacuum_scale_factor=0",
     "key": "autovacuum_vacuum_scale_factor=0",
     "slot": "autovacuum_vacuum_scale_factor=0",
+    "inbox": "autovacuum_vacuum_scale_factor=0",
+    "outbox": "autovacuum_vacuum_scale_factor=0",
     "worker": "autovacuum_vacuum_scale_factor=0",
     "event": "autovacuum_vacuum_scale_factor=0",
 }

@@ -25,7 +25,7 @@ from tenure.storage.postgres.connection import Session
 from tenure.storage.postgres.job_transaction import PostgresJobTransaction
 from tenure.storage.postgres.listener import PostgresListener
 from tenure.storage.postgres.migration_files import SCHEMA
-from tenure.storage.postgres.names import require_storable
+from tenure.storage.postgres.names import require_storable, require_storable_tokens, require_storable_waits
 from tenure.storage.postgres.reader import PostgresReader
 from tenure.storage.postgres.schema import Schema
 from tenure.storage.postgres.transaction import PostgresTransaction
@@ -59,9 +59,7 @@ from tenure.storage.protocol import (
 )
 from tenure.storage.sql import acts, exchange, moves, published_tasks, reading, renew, revise, schedules, sweep, tune
 from tenure.storage.sql.transaction import Transaction
-from tenure.storage.waiting import jobs_of_batch, require_plain
-
-_NAME = "PostgreSQL"
+from tenure.storage.waiting import require_valid, require_valid_waits
 
 _CLOSING = 10.0
 """How many seconds `close` waits for writes that are under way."""
@@ -72,7 +70,7 @@ class PostgresStorage:
 
     shared = True
     remote = True
-    flows = False
+    flows = True
 
     def __init__(self, address: PostgresAddress, *, clock: Clock | None = None, auto_migrate: bool = True) -> None:
         """`clock`: decides the instants in place of the server's clock; for tests.
@@ -150,7 +148,7 @@ class PostgresStorage:
         Raises:
             UsageError: a name contains NUL, which PostgreSQL cannot hold.
         """
-        require_plain(_NAME, jobs)
+        require_valid(jobs)
         for job in jobs:
             require_storable(job)
         await self._require_open()
@@ -164,7 +162,7 @@ class PostgresStorage:
 
     async def enqueue_in(self, tx: TxConnection, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
         """See `TransactionalStorage.enqueue_in`: the answer to each call is `pending`."""
-        require_plain(_NAME, jobs)
+        require_valid(jobs)
         for job in jobs:
             require_storable(job)
         now = None if self._time is None else self._time.now()
@@ -199,8 +197,13 @@ class PostgresStorage:
     async def exchange(
         self, owner: Owner, settlements: Sequence[Settlement] = (), order: ClaimRequest | None = None
     ) -> ExchangeResult:
-        """See `Storage.exchange`."""
-        require_plain(_NAME, settlements=settlements)
+        """See `Storage.exchange`.
+
+        Raises:
+            UsageError: a name in a wait contains NUL, which PostgreSQL cannot hold.
+        """
+        require_valid_waits(settlements)
+        require_storable_waits(settlements)
         await self._require_open()
         return await self.flow.submit(
             lambda tx: exchange.exchange(tx, owner, settlements, None if closes(tx) else order),
@@ -232,8 +235,12 @@ class PostgresStorage:
         return await self.care.submit(lambda tx: sweep.reclaim(tx, dead, owner))
 
     async def revise(self, revisions: Sequence[Revision]) -> list[RevisionResult]:
-        """See `Storage.revise`."""
-        require_plain(_NAME, revisions=revisions)
+        """See `Storage.revise`.
+
+        Raises:
+            UsageError: a name in a token contains NUL, which PostgreSQL cannot hold.
+        """
+        require_storable_tokens(revisions)
         await self._require_open()
         return await self.care.submit(lambda tx: revise.revise(tx, revisions))
 
@@ -243,7 +250,7 @@ class PostgresStorage:
         Raises:
             UsageError: a name of a job contains NUL, which PostgreSQL cannot hold.
         """
-        require_plain(_NAME, jobs_of_batch(batch))
+        require_valid(call.job for call in batch.calls)
         for detail in batch.jobs:
             require_storable(detail.job)
         for call in batch.calls:
@@ -257,7 +264,7 @@ class PostgresStorage:
         Raises:
             UsageError: a name of a tick's job contains NUL, which PostgreSQL cannot hold.
         """
-        require_plain(_NAME, jobs_of_ticks(changes))
+        require_valid(jobs_of_ticks(changes))
         for job in jobs_of_ticks(changes):
             require_storable(job)
         await self._require_open()

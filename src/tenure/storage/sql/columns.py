@@ -39,7 +39,8 @@ COLUMNS = (
         "reason",
         "fault",
     ),
-    *("progress", "progress_note", "schedule", "tick", "parent", "payload", "result", "quarantined"),
+    *("progress", "progress_note", "schedule", "tick", "parent", "payload", "result", "quarantined", "put_back_used"),
+    *("data", "data_number", "links", "wake_at"),
 )
 """The columns of `job` that a record is read from, in order."""
 
@@ -51,13 +52,14 @@ COUNTS = (
 NUMBERS = (
     *("run_at", "ttl", "expires_at", "timeout", "deadline", "heartbeat_timeout", "heard_at", "lease_until"),
     *("suspect_until", "run_until", "progress_until", "cancel_at", "created", "started", "finished", "kept_until"),
-    *("redrive_at", "tick"),
+    *("redrive_at", "tick", "wake_at"),
 )
 NEUTRAL: dict[str, Any] = {
     "weight": 1,
     "lease": StallTerms().lease,
     "max_stalls": 1,
     "state": "failed",
+    "links": "",
 } | dict.fromkeys(
     ("score", "priority", "boost", "run_at", "created", *(name for name in COUNTS if name not in ("weight", "lease"))),
     0,

@@ -11,11 +11,12 @@ from tenure.core.lifecycle import TERMINAL, State
 from tenure.core.move import MoveBatch, MoveReceipt, answers_of, as_moved
 from tenure.core.order import entered_at
 from tenure.storage.protocol import queue_topic
-from tenure.storage.sql import concurrency_keys, fair_queue, rows
-from tenure.storage.sql.enqueue import holder, store_all
+from tenure.storage.sql import concurrency_keys, fair_queue, rows, waiting
+from tenure.storage.sql.enqueue import store_all
 from tenure.storage.sql.settings import require_here
 from tenure.storage.sql.transaction import Transaction
 from tenure.storage.sql.transitions import merged_into
+from tenure.storage.sql.waiting import holder
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(MoveReceipt).decode
@@ -34,6 +35,7 @@ def receive(tx: Transaction, batch: MoveBatch) -> MoveReceipt:
     if taken:
         tx.topics.append(queue_topic(batch.queue))
     [results] = store_all(tx, [[call.job for call in batch.calls]])
+    waiting.deliver_tokens(tx)
     concurrency_keys.release_freed(tx)
     receipt = MoveReceipt(
         known.number + 1,

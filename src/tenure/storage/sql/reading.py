@@ -36,7 +36,12 @@ from tenure.storage.sql.sweep import current_term
 from tenure.storage.sql.transaction import Transaction
 from tenure.storage.sql.transitions import is_past_lifetime, merged_into, read_job
 
-_UNFINISHED = {State.WAITING: "find.waiting", State.DELAYED: "find.delayed", State.ACTIVE: "find.active"}
+_UNFINISHED = {
+    State.WAITING: "find.waiting",
+    State.DELAYED: "find.delayed",
+    State.ACTIVE: "find.active",
+    State.SUSPENDED: "find.suspended",
+}
 """The statements that list the jobs of these states, of all the given queues."""
 
 SORTED_MOST = 2_500
@@ -210,6 +215,7 @@ def _detail(tx: Transaction, ref: Ref) -> JobDetail | None:
         tuple(rows.run(run) for run in tx.all("get.runs", {"seq": seq})),
         tuple(rows.log_line(line) for line in log),
         log[-1][-1] - len(log) if log else 0,
+        tuple(rows.step(step) for step in tx.all("waiting.steps", {"seq": seq})) if job.links is not None else (),
     )
 
 

@@ -16,7 +16,7 @@ from tenure.storage.protocol import (
     ScheduleResult,
     Tick,
 )
-from tenure.storage.sql import concurrency_keys, enqueue
+from tenure.storage.sql import concurrency_keys, enqueue, waiting
 from tenure.storage.sql.settings import setting
 from tenure.storage.sql.transaction import Transaction
 
@@ -27,6 +27,7 @@ _decode = msgspec.json.Decoder(Schedule).decode
 def plan(tx: Transaction, changes: Sequence[Change]) -> list[ScheduleResult]:
     """Change schedules, in the order given."""
     planned = [_change(tx, change, offset) for offset, change in enumerate(changes)]
+    waiting.deliver_tokens(tx)
     concurrency_keys.release_freed(tx)
     return planned
 

@@ -55,9 +55,7 @@ from tenure.storage.sqlite.locks import Locks, lock_file
 from tenure.storage.sqlite.reader import SQLiteReader
 from tenure.storage.sqlite.session import ThreadConnection
 from tenure.storage.sqlite.writer import SQLiteWriter
-from tenure.storage.waiting import jobs_of_batch, require_plain
-
-_NAME = "SQLite"
+from tenure.storage.waiting import require_valid, require_valid_waits
 
 _CLOSING = 10.0
 """How many seconds `close` waits for writes that are under way."""
@@ -68,7 +66,7 @@ class SQLiteStorage:
 
     shared = True
     remote = False
-    flows = False
+    flows = True
 
     def __init__(
         self,
@@ -138,7 +136,7 @@ class SQLiteStorage:
 
     async def enqueue(self, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
         """See `Storage.enqueue`."""
-        require_plain(_NAME, jobs)
+        require_valid(jobs)
         await self._require_open()
         return await self._writer.submit_with_others(exchange.enqueue_all, jobs)
 
@@ -148,7 +146,7 @@ class SQLiteStorage:
 
     async def enqueue_in(self, tx: TxConnection, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
         """See `TransactionalStorage.enqueue_in`: the results are those of `enqueue`, if the transaction commits."""
-        require_plain(_NAME, jobs)
+        require_valid(jobs)
         if tx.dialect != "sqlite":
             raise UsageError(
                 f"tx is a connection to {tx.dialect}, but the queue is in {self.path}; give a connection to that file, "
@@ -163,7 +161,7 @@ class SQLiteStorage:
         self, owner: Owner, settlements: Sequence[Settlement] = (), order: ClaimRequest | None = None
     ) -> ExchangeResult:
         """See `Storage.exchange`."""
-        require_plain(_NAME, settlements=settlements)
+        require_valid_waits(settlements)
         await self._require_open(owner)
         return await self._writer.submit(
             lambda tx: exchange.exchange(tx, owner, settlements, order),
@@ -214,19 +212,18 @@ class SQLiteStorage:
 
     async def revise(self, revisions: Sequence[Revision]) -> list[RevisionResult]:
         """See `Storage.revise`."""
-        require_plain(_NAME, revisions=revisions)
         await self._require_open()
         return await self._writer.submit(lambda tx: revise.revise(tx, revisions))
 
     async def receive(self, batch: MoveBatch) -> MoveReceipt:
         """See `MoveTarget.receive`."""
-        require_plain(_NAME, jobs_of_batch(batch))
+        require_valid(call.job for call in batch.calls)
         await self._require_open()
         return await self._writer.submit(lambda tx: moves.receive(tx, batch))
 
     async def plan(self, changes: Sequence[Change]) -> list[ScheduleResult]:
         """See `Storage.plan`."""
-        require_plain(_NAME, jobs_of_ticks(changes))
+        require_valid(jobs_of_ticks(changes))
         await self._require_open()
         return await self._writer.submit(lambda tx: schedules.plan(tx, changes))
 

@@ -60,7 +60,9 @@ UPDATE job
        schedule = :schedule,
        tick = :tick,
        parent = :parent,
-       quarantined = :quarantined
+       quarantined = :quarantined,
+       links = :links,
+       wake_at = :wake_at
  WHERE seq = :seq;
 
 -- name: fail
@@ -131,7 +133,7 @@ UPDATE key
          FROM job_live
         CROSS JOIN LATERAL key_names(keys) AS named (name)
         WHERE queue = :queue
-          AND state IN ('delayed', 'waiting', 'active')
+          AND state IN ('delayed', 'waiting', 'active', 'suspended')
           AND keys IS NOT NULL
         GROUP BY named.name
  ) AS counted
@@ -147,6 +149,6 @@ DELETE FROM key
          FROM job_live
         CROSS JOIN LATERAL key_names(keys) AS named (name)
         WHERE queue = :queue
-          AND state IN ('delayed', 'waiting', 'active')
+          AND state IN ('delayed', 'waiting', 'active', 'suspended')
           AND keys IS NOT NULL
  );

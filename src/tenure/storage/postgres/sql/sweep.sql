@@ -93,7 +93,7 @@ SELECT queue
        SELECT 1
          FROM tally
         WHERE tally.queue = fair_line.queue
-          AND state IN ('delayed', 'waiting', 'active')
+          AND state IN ('delayed', 'waiting', 'active', 'suspended')
           AND jobs > 0
  )
  LIMIT :limit;
@@ -173,7 +173,7 @@ SELECT seq
 -- Jobs whose state is not valid. Only a damaged record can be so.
 SELECT seq
   FROM job_live
- WHERE state NOT IN ('waiting', 'active', 'delayed')
+ WHERE state NOT IN ('waiting', 'active', 'delayed', 'suspended')
  ORDER BY seq
  LIMIT :limit;
 
@@ -345,9 +345,22 @@ DELETE FROM run WHERE seq = ANY (translate(:seqs, '[]', '{}')::bigint[]);
 -- `seqs`: a list.
 DELETE FROM log WHERE seq = ANY (translate(:seqs, '[]', '{}')::bigint[]);
 
+-- name: delete_tokens
+-- `seqs`: a list.
+DELETE FROM token WHERE seq = ANY (translate(:seqs, '[]', '{}')::bigint[]);
+
+-- name: delete_boxes
+-- `seqs`: a list.
+DELETE FROM inbox WHERE seq = ANY (translate(:seqs, '[]', '{}')::bigint[]);
+
+-- name: delete_steps
+-- `seqs`: a list.
+DELETE FROM step WHERE seq = ANY (translate(:seqs, '[]', '{}')::bigint[]);
+
 -- name: ended
--- A queue's jobs with one end state, the earliest ended first, whether each may have merged calls, and when it ended.
-SELECT seq, merge_key IS NOT NULL AND NOT starts_with(merge_key, 'unique:'), finished
+-- A queue's jobs with one end state, the earliest ended first, whether each may have merged calls, whether it may have
+-- rows in the tables of waits, and when it ended.
+SELECT seq, merge_key IS NOT NULL AND NOT starts_with(merge_key, 'unique:'), links IS NOT NULL, finished
   FROM job
  WHERE day >= 1
    AND queue = :queue
@@ -362,7 +375,7 @@ SELECT seq, merge_key IS NOT NULL AND NOT starts_with(merge_key, 'unique:'), fin
 -- name: longest_completed
 -- A queue's completed jobs, the earliest first. Returns none if a job ends later than now: the clock was set back, and
 -- such jobs would not come first although they are old.
-SELECT seq, merge_key IS NOT NULL AND NOT starts_with(merge_key, 'unique:'), finished
+SELECT seq, merge_key IS NOT NULL AND NOT starts_with(merge_key, 'unique:'), links IS NOT NULL, finished
   FROM job
  WHERE day >= 1
    AND queue = :queue
@@ -385,7 +398,7 @@ SELECT seq, merge_key IS NOT NULL AND NOT starts_with(merge_key, 'unique:'), fin
 
 -- name: ended_ahead
 -- The same for jobs that ended later than now, which is before the clock was set back.
-SELECT seq, merge_key IS NOT NULL AND NOT starts_with(merge_key, 'unique:'), finished
+SELECT seq, merge_key IS NOT NULL AND NOT starts_with(merge_key, 'unique:'), links IS NOT NULL, finished
   FROM job
  WHERE day >= 1
    AND queue = :queue

@@ -1,0 +1,283 @@
+-- waiting: the inboxes, waits and recorded steps of jobs, and the outbox of ends.
+
+-- name: insert_token
+-- Stores a token under a key that has none yet.
+-- `failed`: 1 or 0.
+INSERT INTO tenure_token (seq, box, key, place, body)
+VALUES (
+    :seq,
+    :box,
+    :key,
+    CASE
+    WHEN :failed = 0 THEN coalesce((SELECT completed FROM tenure_inbox WHERE seq = :seq AND box = :box), 0) + 1
+    END,
+    :body
+)
+ON CONFLICT (seq, box, key) DO NOTHING;
+
+-- name: any_token
+-- Returns a row if one of several keys has a token.
+-- `keys`: a list.
+SELECT 1
+  FROM json_each(:keys) AS listed
+ CROSS JOIN tenure_token
+    ON tenure_token.seq = :seq
+   AND tenure_token.box = :box
+   AND tenure_token.key = listed.value
+ LIMIT 1;
+
+-- name: insert_tokens
+-- Stores completed tokens under keys that have none yet.
+-- `keys`: a list.
+INSERT INTO tenure_token (seq, box, key, place)
+SELECT :seq,
+       :box,
+       listed.value,
+       listed.key + 1 + coalesce((SELECT completed FROM tenure_inbox WHERE seq = :seq AND box = :box), 0)
+  FROM json_each(:keys) AS listed;
+
+-- name: raise_token
+-- Replaces a failed token by a completed one.
+UPDATE tenure_token
+   SET place = coalesce((SELECT completed FROM tenure_inbox WHERE seq = :seq AND box = :box), 0) + 1,
+       body = :body
+ WHERE seq = :seq
+   AND box = :box
+   AND key = :key
+   AND place IS NULL;
+
+-- name: count_token
+-- Adds to the numbers of a box.
+INSERT INTO tenure_inbox (seq, box, failed, completed) VALUES (:seq, :box, :failed, :completed)
+ON CONFLICT (seq, box) DO UPDATE
+   SET failed = failed + excluded.failed,
+       completed = completed + excluded.completed;
+
+-- name: seal
+-- Records how many keys a box will have, unless a number at least as large is known.
+INSERT INTO tenure_inbox (seq, box, failed, completed, total) VALUES (:seq, :box, 0, 0, :total)
+ON CONFLICT (seq, box) DO UPDATE
+   SET total = excluded.total
+ WHERE tenure_inbox.total IS NULL
+    OR tenure_inbox.total < excluded.total;
+
+-- name: boxes
+-- Returns the boxes of an inbox: name, numbers of failed and completed tokens, total, and the first failed key.
+SELECT box,
+       failed,
+       completed,
+       total,
+       CASE
+       WHEN failed > 0 THEN (
+            SELECT key
+              FROM tenure_token INDEXED BY tenure_token_failed
+             WHERE tenure_token.seq = tenure_inbox.seq
+               AND tenure_token.box = tenure_inbox.box
+               AND place IS NULL
+             ORDER BY length(key), key
+             LIMIT 1
+            )
+       END
+  FROM tenure_inbox
+ WHERE seq = :seq;
+
+-- name: body
+-- Returns the content of a completed token.
+-- `place`: its number in its box.
+SELECT body
+  FROM tenure_token INDEXED BY tenure_token_body
+ WHERE seq = :seq
+   AND box = :box
+   AND place = :place
+   AND body IS NOT NULL;
+
+-- name: mark_inbox
+-- Records that a job has an inbox, so that it is deleted with the job.
+UPDATE tenure_job SET links = '' WHERE seq = :seq AND links IS NULL;
+
+-- name: move_tokens
+-- Gives an inbox to another job.
+UPDATE tenure_token SET seq = :to WHERE seq = :seq;
+
+-- name: move_boxes
+UPDATE tenure_inbox SET seq = :to WHERE seq = :seq;
+
+-- name: delete_tokens
+DELETE FROM tenure_token WHERE seq = :seq;
+
+-- name: delete_boxes
+DELETE FROM tenure_inbox WHERE seq = :seq;
+
+-- name: delete_steps
+DELETE FROM tenure_step WHERE seq = :seq;
+
+-- name: record_step
+-- Records the outcome of a step, unless one is recorded already.
+INSERT INTO tenure_step (seq, name, number, run, at, met_by, body)
+SELECT :seq, :name, coalesce(max(number), 0) + 1, :run, :at, :met_by, :body
+  FROM tenure_step
+ WHERE seq = :seq
+    ON CONFLICT (seq, name) DO NOTHING;
+
+-- name: steps
+-- Returns the recorded steps of a job, in their order.
+SELECT name, run, at, met_by, body FROM tenure_step WHERE seq = :seq ORDER BY number;
+
+-- name: set_links
+UPDATE tenure_job SET links = :links WHERE seq = :seq;
+
+-- name: set_wake_time
+UPDATE tenure_job SET wake_at = :wake_at WHERE seq = :seq;
+
+-- name: suspend
+-- Suspends the job of a run, if the run is the current one.
+UPDATE tenure_job
+   SET state = 'suspended',
+       expires_at = NULL,
+       reason = :reason,
+       failures = failures + :failures,
+       stalls = stalls + :stalls,
+       releases = releases + :releases,
+       links = :links,
+       wake_at = NULL,
+       quarantined = 0,
+       put_back_used = 0,
+       settled_fence = fence,
+       owner = NULL,
+       heard_at = NULL,
+       lease_until = NULL,
+       suspect_until = NULL,
+       run_until = NULL,
+       progress_until = NULL,
+       run_end = :now,
+       run_ended = :ended,
+       run_reason = :why,
+       run_detail = :detail,
+       run_trace = NULL
+ WHERE seq = :seq
+   AND state = 'active'
+   AND fence = :fence
+   AND owner = :owner
+   AND cancel_at IS NULL;
+
+-- name: suspend_again
+-- Suspends an ended job with new budgets; see `redriven` in core/transition.py.
+UPDATE tenure_job
+   SET state = 'suspended',
+       expires_at = NULL,
+       deadline = :deadline,
+       failures = 0,
+       stalls = 0,
+       releases = 0,
+       redrives = 0,
+       redrive_at = NULL,
+       cancel_at = NULL,
+       cancel_reason = NULL,
+       cancel_by = NULL,
+       finished = NULL,
+       kept_until = NULL,
+       error = :error,
+       reason = NULL,
+       fault = NULL,
+       progress = NULL,
+       progress_note = NULL,
+       links = :links
+ WHERE seq = :seq;
+
+-- name: wake
+-- Puts a suspended job back into its queue, with new budgets.
+UPDATE tenure_job
+   SET state = 'waiting',
+       run_at = :now,
+       score = :score,
+       expires_at = :expires_at,
+       failures = 0,
+       stalls = 0,
+       reason = NULL,
+       wake_at = NULL
+ WHERE seq = :seq
+   AND state = 'suspended';
+
+-- name: end
+-- Ends a suspended job.
+UPDATE tenure_job
+   SET state = :state,
+       finished = :now,
+       reason = :reason,
+       error = :error,
+       fault = :fault,
+       wake_at = NULL
+ WHERE seq = :seq
+   AND state = 'suspended';
+
+-- name: due
+-- The suspended jobs of a queue whose time has come, the earliest first.
+SELECT seq
+  FROM tenure_job INDEXED BY tenure_job_suspended
+ WHERE queue = :queue
+   AND links IS NOT NULL
+   AND state = 'suspended'
+   AND wake_at <= :now
+ ORDER BY wake_at, id
+ LIMIT :limit;
+
+-- name: due_queues
+-- The queues that have suspended jobs whose time has come, by name, with two index steps per queue that has any.
+WITH RECURSIVE found (queue) AS (
+       SELECT (SELECT min(queue)
+                 FROM tenure_job INDEXED BY tenure_job_suspended
+                WHERE links IS NOT NULL AND state = 'suspended')
+       UNION ALL
+       SELECT (SELECT min(queue)
+                 FROM tenure_job INDEXED BY tenure_job_suspended
+                WHERE links IS NOT NULL AND state = 'suspended' AND queue > found.queue)
+         FROM found
+        WHERE found.queue IS NOT NULL
+)
+SELECT queue
+  FROM found
+ WHERE queue IS NOT NULL
+   AND EXISTS (
+              SELECT 1
+                FROM tenure_job INDEXED BY tenure_job_suspended
+               WHERE tenure_job.queue = found.queue
+                 AND links IS NOT NULL
+                 AND state = 'suspended'
+                 AND wake_at <= :now
+       );
+
+-- name: insert_entry
+-- Writes an entry of the outbox, and returns its number.
+INSERT INTO tenure_outbox (queue, id, completed, total, done, at) VALUES (:queue, :id, :completed, :total, 0, :at)
+RETURNING number;
+
+-- name: insert_page
+INSERT INTO tenure_outbox_page (number, page, dependents) VALUES (:number, :page, :dependents);
+
+-- name: failed_entries
+-- The numbers of the entries for failed ends of a job.
+SELECT number FROM tenure_outbox INDEXED BY tenure_outbox_of_job WHERE queue = :queue AND id = :id AND completed = 0;
+
+-- name: pages
+-- The dependents of an entry, from one page up to another one.
+SELECT dependents FROM tenure_outbox_page WHERE number = :number AND page >= :first AND page <= :last ORDER BY page;
+
+-- name: entry
+SELECT queue, id, total, done FROM tenure_outbox WHERE number = :number;
+
+-- name: due_entries
+-- The entries that a sweep hands out, those first that have waited longest.
+SELECT number, queue, id, completed, done
+  FROM tenure_outbox INDEXED BY tenure_outbox_due
+ WHERE at <= :now
+ ORDER BY at, number
+ LIMIT :limit;
+
+-- name: advance_entry
+UPDATE tenure_outbox SET done = :done, at = :at WHERE number = :number;
+
+-- name: delete_entry
+DELETE FROM tenure_outbox WHERE number = :number;
+
+-- name: delete_pages
+DELETE FROM tenure_outbox_page WHERE number = :number;
