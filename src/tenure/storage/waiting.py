@@ -200,4 +200,4 @@ def jobs_of_batch(batch: MoveBatch) -> Iterator[NewJob | JobRecord]:
 
 
 def _lacks(storage: str) -> str:
-    return f"{storage} does not keep flows yet; SQLite, PostgreSQL and memory:// do"
+    return f"{storage} does not keep flows yet"

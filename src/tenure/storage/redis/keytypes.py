@@ -14,10 +14,10 @@ _KINDS = {
     "list": "runs log calls",
     "stream": "events",
     "hash": "limits named beats traces sweep settings discarded workers answers leader counters readers schedules "
-    "window reach limited_for fair tenants moves tasks schemas act minutes hours",
+    "window reach limited_for fair tenants moves tasks schemas act minutes hours inbox steps outbox",
     "zset": "queues in ages ready parked places opening delayed dues leases suspects held aging kept redrives over "
     "failed faults slots merge busy unknown queued running seen windows taken limited tags ticks reached resumed clock "
-    "published acts",
+    "published acts inbox_failed dependents outbox_due outbox_dependents",
     "set": "",
 }
 TYPES = {kind: of for of, kinds in _KINDS.items() for kind in kinds.split()}

@@ -161,6 +161,7 @@ def merge_sweeps(swept: Sequence[SweepResult], troubles: Sequence[str]) -> Sweep
         next_tick=least(result.next_tick for result in led),
         # The servers' clocks differ a little. The slowest one never makes a tick due too early.
         now=min((result.now for result in led), default=0),
+        outbox=tuple(entry for result in led for entry in result.outbox),
     )
 
 

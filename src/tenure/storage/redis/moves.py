@@ -8,6 +8,7 @@ from msgspec import Struct
 from tenure.core.document import stored_progress
 from tenure.core.job import JobDetail, JobRecord, RunRecord
 from tenure.core.move import CallAnswer, MoveBatch, MoveReceipt, as_moved
+from tenure.storage.redis.links import encode_links
 from tenure.storage.redis.records import (
     PAST_RUN,
     EncodedJob,
@@ -159,6 +160,7 @@ def _fields(job: JobRecord) -> dict[str, Any]:
         "schedule": job.schedule,
         "tick": job.tick,
         "parent": job.parent,
+        **({} if job.links is None else encode_links(job.links)),
     }
     return {name: value for name, value in fields.items() if value is not None}
 

@@ -94,6 +94,7 @@ from tenure.storage.redis.sweep import (
     encode_sweep,
     join_parts,
 )
+from tenure.storage.waiting import DeliverToken, OutboxEntry
 
 REVISIONS_PER_CALL = 50
 CHANGES_PER_CALL = 25
@@ -160,6 +161,7 @@ class Partition:
         """See `Storage.exchange`: usually one script call, more if one has no time for everything."""
         verdicts: list[SettlementResult] = []
         leases: list[Lease] = []
+        outbox: list[OutboxEntry] = []
         place, settled, confirmed, script, seen = FIRST, 0, True, 0, False
         lane = None if order is None else order.lane
         if lane is not None:
@@ -201,6 +203,7 @@ class Partition:
             settled += len(part.exchanged.verdicts)
             verdicts += part.exchanged.verdicts if confirmed else ()
             leases += part.exchanged.leases
+            outbox += part.exchanged.outbox
             if settled == len(settlements) and (part.place is None or seen):
                 return ExchangeResult(
                     tuple(verdicts),
@@ -208,9 +211,10 @@ class Partition:
                     left=part.exchanged.left,
                     next_due=part.exchanged.next_due,
                     seen=seen and not script,
+                    outbox=tuple(outbox),
                 )
             if weight(leases) > ANSWER_BYTES or script == SCRIPTS:
-                return ExchangeResult(tuple(verdicts), tuple(leases), left=True)
+                return ExchangeResult(tuple(verdicts), tuple(leases), left=True, outbox=tuple(outbox))
             place = part.place or place
 
     async def renew(self, beat: RenewRequest) -> RenewResult:
@@ -317,12 +321,16 @@ class Partition:
         """See `Storage.resign`."""
         await self._call("resign", encode_resign(term))
 
-    async def revise(self, revisions: Sequence[Revision]) -> list[RevisionResult]:
-        """See `Storage.revise`."""
+    async def revise(self, revisions: Sequence[Revision], *, gone: Ref | None = None) -> list[RevisionResult]:
+        """See `Storage.revise`. `gone`: a job of another partition that does not exist.
+
+        A token must be durable, because the outbox entry that it is from is deleted then.
+        """
         revised: list[RevisionResult] = []
         for first in range(0, len(revisions), REVISIONS_PER_CALL):
             some = revisions[first : first + REVISIONS_PER_CALL]
-            revised += decode_revise(await self._call("revise", encode_revise(some)), some)
+            durable = self._durable and any(isinstance(revision, DeliverToken) for revision in some)
+            revised += decode_revise(await self._call("revise", encode_revise(some, gone), durable=durable), some)
         return revised
 
     async def plan(self, changes: Sequence[Change]) -> list[ScheduleResult]:

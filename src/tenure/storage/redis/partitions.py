@@ -43,6 +43,7 @@ from tenure.storage.protocol import (
     PutSchedule,
     Query,
     ReclaimResult,
+    RedriveJob,
     RemoveSchedule,
     RenewRequest,
     RenewResult,
@@ -57,6 +58,7 @@ from tenure.storage.protocol import (
     Target,
     page_of_due,
 )
+from tenure.storage.redis.enqueue_order import levels_of
 from tenure.storage.redis.merge_answers import (
     UNREAD,
     event_places,
@@ -70,6 +72,7 @@ from tenure.storage.redis.merge_answers import (
 )
 from tenure.storage.redis.partition import ANSWER_BYTES, Partition, weight
 from tenure.storage.redis.sweep_schedule import SweepSchedule
+from tenure.storage.waiting import WaitingRevision
 
 T = TypeVar("T")
 A = TypeVar("A")
@@ -97,8 +100,19 @@ class Partitions:
         return self._partitions[crc32(name.encode()) % len(self._partitions)]
 
     async def enqueue(self, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
-        """See `Storage.enqueue`."""
-        return await self._each(jobs, lambda job: job.queue, lambda partition, some: partition.enqueue(some))
+        """See `Storage.enqueue`.
+
+        A job is stored before the jobs of other partitions that notify it: their tokens must find it. If an error comes
+        in between, the same call can be made again.
+        """
+        levels = levels_of(jobs, self.of)
+        answers: dict[int, EnqueueResult] = {}
+        for level in range(max(levels, default=0) + 1):
+            places = [place for place, other in enumerate(levels) if other == level]
+            some = [jobs[place] for place in places]
+            results = await self._each(some, lambda job: job.queue, lambda partition, some: partition.enqueue(some))
+            answers.update(zip(places, results, strict=True))
+        return [answers[place] for place in range(len(jobs))]
 
     async def exchange(
         self, owner: Owner, settlements: Sequence[Settlement] = (), order: ClaimRequest | None = None
@@ -149,6 +163,7 @@ class Partitions:
             left=any(answer.left for answer in answers),
             next_due=least(answer.next_due for answer in answers),
             seen=bool(answers) and all(answer.seen for answer in answers),
+            outbox=tuple(entry for answer in answers for entry in answer.outbox),
         )
 
     async def renew(self, beat: RenewRequest) -> RenewResult:
@@ -242,10 +257,27 @@ class Partitions:
         return ReclaimResult(stalled, more=bool(errors) or any(result.more for result in taken), incomplete=incomplete)
 
     async def revise(self, revisions: Sequence[Revision]) -> list[RevisionResult]:
-        """See `Storage.revise`."""
-        return await self._each(
-            revisions, lambda revision: revision.ref.queue, lambda partition, some: partition.revise(some)
+        """See `Storage.revise`.
+
+        A job is not redriven while a job that it needs has failed. If that job is in another partition, only this
+        method can find out whether it still exists.
+        """
+        # A reaper delivers many tokens one after another, so it must not wait for an unreachable partition each time.
+        delivers = any(isinstance(revision, WaitingRevision) for revision in revisions)
+        results = await self._each(
+            revisions,
+            lambda revision: revision.ref.queue,
+            lambda partition, some: (
+                self._call(partition, partition.revise, some) if delivers else partition.revise(some)
+            ),
         )
+        for place, (revision, result) in enumerate(zip(revisions, results, strict=True)):
+            cause = result.holder
+            if isinstance(revision, RedriveJob) and cause is not None:
+                partition = self.of(revision.ref.queue)
+                if self.of(cause.queue) is not partition and await self.get([cause]) == [None]:
+                    (results[place],) = await partition.revise([revision], gone=cause)
+        return results
 
     async def plan(self, changes: Sequence[Change]) -> list[ScheduleResult]:
         """See `Storage.plan`.

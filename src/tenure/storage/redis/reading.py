@@ -31,14 +31,9 @@ from tenure.storage.protocol import (
     WorkerSurvey,
     task_of_place,
 )
-from tenure.storage.redis.records import (
-    RequestEncoder,
-    decode_detail,
-    decode_error,
-    decode_record,
-    decode_ref,
-    encode_ref,
-)
+from tenure.storage.redis.links import decode_dependents, decode_steps
+from tenure.storage.redis.records import RequestEncoder, decode_detail, decode_error, decode_record
+from tenure.storage.redis.refs import decode_ref, encode_ref
 from tenure.storage.redis.revise import decode_schedule, decode_settings
 
 _INDEXES_AT_ONCE = 224
@@ -64,6 +59,7 @@ _STATES = (
     State.WAITING,
     State.WAITING,
     State.ACTIVE,
+    State.SUSPENDED,
     State.COMPLETED,
     State.FAILED,
     State.CANCELLED,
@@ -233,11 +229,16 @@ def _detail(
     runs: Sequence[bytes],
     log: Sequence[bytes],
     trace: bytes | None,
+    steps: Sequence[bytes],
+    dependents: Sequence[bytes],
 ) -> JobDetail:
     job, known = decode_detail(decode_ref(ref), body, payload, result, runs, None if trace is None else trace.decode())
+    if dependents and job.links is not None:
+        links = structs.replace(job.links, dependents=(*job.links.dependents, *decode_dependents(dependents)))
+        job = structs.replace(job, links=links)
     lines = [_line_of(body, number) for number, body in enumerate(log, 1)]
     dropped = lines[-1].line - len(lines) if lines else 0
-    return JobDetail(job, known, tuple(_log_line(line) for line in lines), dropped)
+    return JobDetail(job, known, tuple(_log_line(line) for line in lines), dropped, decode_steps(steps))
 
 
 def _line_of(body: bytes, number: int) -> _EncodedLogLine:

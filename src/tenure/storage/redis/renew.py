@@ -13,7 +13,8 @@ from tenure.core.job import Owner, Ref
 from tenure.core.partition import IDENTITY_LOST, PartitionState
 from tenure.storage.protocol import CancelRequest, LeaseRenewal, RenewRequest, RenewResult, WorkerInfo
 from tenure.storage.redis.claim_numbers import EncodedLane
-from tenure.storage.redis.records import RequestEncoder, encode_ref
+from tenure.storage.redis.records import RequestEncoder
+from tenure.storage.redis.refs import encode_ref
 
 _encode = msgspec.msgpack.Encoder().encode
 _json = msgspec.json.Encoder().encode

@@ -9,7 +9,6 @@ from msgspec import Struct, structs
 from tenure.core.job import Ref
 from tenure.core.lifecycle import State
 from tenure.core.schedule import Missed, Overlap, Schedule
-from tenure.errors import FlowError
 from tenure.storage.protocol import (
     CancelJob,
     Change,
@@ -27,8 +26,10 @@ from tenure.storage.protocol import (
     Target,
     Tick,
 )
-from tenure.storage.redis.records import EncodedJob, RequestEncoder, encode_job, encode_ref
-from tenure.storage.waiting import AdvanceEntry, DeliverToken, SealBox, Subscribe
+from tenure.storage.redis.links import encode_dependents
+from tenure.storage.redis.records import EncodedJob, RequestEncoder, encode_job
+from tenure.storage.redis.refs import decode_ref, encode_ref
+from tenure.storage.waiting import AdvanceEntry, DeliverToken, SealBox, Subscribe, WaitingRevision
 
 _whole = msgspec.json.Encoder().encode
 _read_whole = msgspec.json.Decoder(Schedule).decode
@@ -38,7 +39,7 @@ _read = msgspec.msgpack.Decoder(dict[str, Any]).decode
 class EncodedRevision(Struct, omit_defaults=True, kw_only=True):
     """A revision as a script reads it."""
 
-    kind: Literal["cancel", "redrive", "delete", "reschedule", "retain"]
+    kind: Literal["cancel", "redrive", "delete", "reschedule", "retain", "deliver", "seal", "subscribe", "advance"]
     ref: str
     reason: str | None = None
     by: str | None = None
@@ -48,6 +49,15 @@ class EncodedRevision(Struct, omit_defaults=True, kw_only=True):
     boost: int | None = None
     ttl: int | None = None
     move: str | None = None
+    box: str | None = None
+    key: str | None = None
+    outcome: str | None = None
+    body: int | None = None
+    total: int | None = None
+    dependents: tuple[str, ...] = ()
+    number: int | None = None
+    cursor: int | None = None
+    gone: str | None = None
 
 
 class _Tune(Struct, omit_defaults=True):
@@ -98,9 +108,14 @@ class EncodedScheduleChange(Struct, omit_defaults=True, kw_only=True):
 _timed = msgspec.msgpack.Decoder(EncodedSchedule).decode
 
 
-def encode_revise(revisions: Sequence[Revision]) -> list[bytes]:
-    """Return the request to revise jobs."""
-    return RequestEncoder().finish([_encode_revision(revision) for revision in revisions])
+def encode_revise(revisions: Sequence[Revision], gone: Ref | None = None) -> list[bytes]:
+    """Return the request to revise jobs. `gone`: a job of another partition that does not exist."""
+    encoder = RequestEncoder()
+    encoded = [_encode_revision(revision, encoder) for revision in revisions]
+    if gone is not None:
+        for revision in encoded:
+            revision.gone = encode_ref(gone)
+    return encoder.finish(encoded)
 
 
 def decode_revise(reply: Any, revisions: Sequence[Revision]) -> list[RevisionResult]:
@@ -158,7 +173,7 @@ def decode_schedule(body: bytes) -> Schedule:
 _NOTHING = b"\x90"
 
 
-def _encode_revision(revision: Revision) -> EncodedRevision:
+def _encode_revision(revision: Revision, encoder: RequestEncoder) -> EncodedRevision:
     ref = encode_ref(revision.ref)
     match revision:
         case CancelJob(reason=reason, by=by, ended=ended):
@@ -174,7 +189,24 @@ def _encode_revision(revision: Revision) -> EncodedRevision:
         case RetainJob(ttl=ttl, ended=ended):
             return EncodedRevision(kind="retain", ref=ref, ttl=ttl, ended=ended)
         case DeliverToken() | SealBox() | Subscribe() | AdvanceEntry():
-            raise FlowError("a token is delivered, and Redis does not keep flows yet")
+            return _encode_waiting(revision, ref, encoder)
+        case _:
+            assert_never(revision)
+
+
+def _encode_waiting(revision: WaitingRevision, ref: str, encoder: RequestEncoder) -> EncodedRevision:
+    match revision:
+        case DeliverToken(token=token, ended=ended):
+            body = None if token.body is None else encoder.put(token.body)
+            return EncodedRevision(
+                kind="deliver", ref=ref, box=token.box, key=token.key, outcome=token.outcome, body=body, ended=ended
+            )
+        case SealBox(box=box, total=total, ended=ended):
+            return EncodedRevision(kind="seal", ref=ref, box=box, total=total, ended=ended)
+        case Subscribe(dependent=dependent, ended=ended):
+            return EncodedRevision(kind="subscribe", ref=ref, dependents=encode_dependents([dependent]), ended=ended)
+        case AdvanceEntry(number=number, cursor=cursor, put_off=put_off):
+            return EncodedRevision(kind="advance", ref=ref, number=number, cursor=cursor, delay=put_off)
         case _:
             assert_never(revision)
 
@@ -187,7 +219,7 @@ def _revision_result(
         ref,
         word,
         None if state is None else State(state.decode()),
-        None if holder is None else Ref(ref.queue, holder.decode()),
+        None if holder is None else decode_ref(holder),
     )
 
 

@@ -17,8 +17,9 @@ from tenure.storage.redis.script_library import verb
 
 _encode = msgspec.msgpack.Encoder().encode
 
-VERSION = 3
-"""The schema version. In version 1, a record was one msgpack map of its fields. Version 3 renamed stored fields."""
+VERSION = 4
+"""The schema version. In version 1, a record was one msgpack map of its fields. Version 3 renamed stored fields.
+Version 4 has jobs that wait: code that does not know them would not notify them of ends."""
 
 
 async def settle_on(connections: Connections, bases: Sequence[str]) -> None:

@@ -10,7 +10,8 @@ from tenure.core.lease import REAPER_LEASE
 from tenure.core.published import PUBLISHED_KEPT, PUBLISHED_MOST, RENEWED_WITHIN
 from tenure.core.retention import EVENTS_KEPT, KEPT, TRIM_BATCH, KeepRule
 from tenure.core.schedule import AHEAD
-from tenure.storage import protocol
+from tenure.core.waiting import DEPENDENTS_LIMIT, EARLY_FAILURE, SIGNAL
+from tenure.storage import protocol, waiting
 from tenure.storage.redis.figures import KINDS, SPANS
 
 Constant = int | str | Mapping[str, "Constant"]
@@ -25,7 +26,11 @@ CONSTANTS: Mapping[str, Constant] = {
     "CALLS_KEPT": protocol.CALLS_KEPT,
     "CLAIM_LIMIT": protocol.CLAIM_LIMIT,
     "CONCURRENCY": protocol.CONCURRENCY,
+    "DEPENDENTS_LIMIT": DEPENDENTS_LIMIT,
     "DUE_LIMIT": protocol.DUE_LIMIT,
+    "EARLY_FAILURE": EARLY_FAILURE,
+    "ENDS_AT_ONCE": waiting.ENDS_AT_ONCE,
+    "ENTRY_PAGE": waiting.ENTRY_PAGE,
     "EVENTS_KEPT": _rule(EVENTS_KEPT),
     "EVENT_LOAN": protocol.EVENT_LOAN,
     "EXPIRE_LIMIT": protocol.EXPIRE_LIMIT,
@@ -40,7 +45,10 @@ CONSTANTS: Mapping[str, Constant] = {
     "LOG_LINES_KEPT": protocol.LOG_LINES_KEPT,
     "LOOK_LIMIT": protocol.LOOK_LIMIT,
     "MOVED": protocol.MOVED,
+    "NOTIFIED_AT_ONCE": waiting.NOTIFIED_AT_ONCE,
     "OTHERS": OTHERS,
+    "OUTBOX_DELAY": waiting.OUTBOX_DELAY,
+    "OUTBOX_LIMIT": waiting.OUTBOX_LIMIT,
     "PASSED_LIMIT": protocol.PASSED_LIMIT,
     "PAUSED": protocol.PAUSED,
     "PLACE_LIMIT": protocol.PLACE_LIMIT,
@@ -54,6 +62,7 @@ CONSTANTS: Mapping[str, Constant] = {
     "RETENTION": {state.value: _rule(rule) for state, rule in KEPT.items()},
     "RUNS_KEPT": protocol.RUNS_KEPT,
     "SCAN_LIMIT": protocol.SCAN_LIMIT,
+    "SIGNAL": SIGNAL,
     "SWEEP_LIMIT": protocol.SWEEP_LIMIT,
     "TASKS_KEPT": TASKS_KEPT,
     "TRIM_BATCH": TRIM_BATCH,

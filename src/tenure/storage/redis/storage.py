@@ -51,9 +51,7 @@ from tenure.storage.redis.schema import examine_layout, layout_of, settle_on
 from tenure.storage.redis.server_checks import ServerChecks
 from tenure.storage.redis.subscriptions import Subscriptions
 from tenure.storage.redis.sweep_schedule import SweepSchedule
-from tenure.storage.waiting import jobs_of_batch, require_plain
-
-_NAME = "Redis"
+from tenure.storage.waiting import require_valid, require_valid_waits
 
 
 class RedisStorage:
@@ -61,7 +59,7 @@ class RedisStorage:
 
     shared = True
     remote = True
-    flows = False
+    flows = True
 
     def __init__(self, address: RedisAddress, *, clock: Clock | None = None) -> None:
         self.url = address.shown
@@ -119,7 +117,7 @@ class RedisStorage:
 
     async def enqueue(self, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
         """See `Storage.enqueue`."""
-        require_plain(_NAME, jobs)
+        require_valid(jobs)
         verbs = self._verbs if self._open and not self._closed else await self._opened()
         return await verbs.enqueue(jobs)
 
@@ -127,7 +125,7 @@ class RedisStorage:
         self, owner: Owner, settlements: Sequence[Settlement] = (), order: ClaimRequest | None = None
     ) -> ExchangeResult:
         """See `Storage.exchange`."""
-        require_plain(_NAME, settlements=settlements)
+        require_valid_waits(settlements)
         verbs = self._verbs if self._open else await self._ready()
         return await verbs.exchange(owner, settlements, order)
 
@@ -153,12 +151,11 @@ class RedisStorage:
 
     async def revise(self, revisions: Sequence[Revision]) -> list[RevisionResult]:
         """See `Storage.revise`."""
-        require_plain(_NAME, revisions=revisions)
         return await (await self._opened()).revise(revisions)
 
     async def plan(self, changes: Sequence[Change]) -> list[ScheduleResult]:
         """See `Storage.plan`."""
-        require_plain(_NAME, jobs_of_ticks(changes))
+        require_valid(jobs_of_ticks(changes))
         return await (await self._opened()).plan(changes)
 
     async def tune(
@@ -169,7 +166,7 @@ class RedisStorage:
 
     async def receive(self, batch: MoveBatch) -> MoveReceipt:
         """See `MoveTarget.receive`."""
-        require_plain(_NAME, jobs_of_batch(batch))
+        require_valid(call.job for call in batch.calls)
         return await (await self._opened()).receive(batch)
 
     async def resign(self, term: Term) -> None:

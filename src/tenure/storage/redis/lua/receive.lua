@@ -1,5 +1,5 @@
 #!lua
--- requires: redriving, parking, enqueue, changes
+-- requires: redriving, parking, enqueue, changes, waiting, dependents
 -- receive: store jobs that come from another storage, and calls of an outbox, if the batch has the expected number.
 --
 -- moves  HASH  for each move and queue, the number of the latest batch, the ids of the jobs and the names of the calls
@@ -37,6 +37,11 @@ local function arrive(queue, item)
     end
   end
   job.logged = item.log and true or nil
+  local dependents = job.dependents
+  job.dependents = nil
+  for field, value in pairs(Dependents.added(job, dependents or {}) or {}) do
+    job[field] = value
+  end
   JobIndexes.add(job)
   if not TERMINAL[job.state] then
     Parking.apply_limits(job)
@@ -67,7 +72,8 @@ return Changes.run(function()
   end
   local answers = {}
   for offset, item in ipairs(REQUEST.calls) do
-    local result = Enqueue.add(item[2], offset - 1)
+    local links = item[2].wait or item[2].dependents
+    local result = links and Waiting.enqueue(item[2], offset - 1) or Enqueue.add(item[2], offset - 1)
     taken[#taken + 1] = item[1]
     if result[1] == 'throttled' or result[2] ~= item[2].id then
       answers[#answers + 1] = { item[1], unpack(result) }
@@ -77,6 +83,9 @@ return Changes.run(function()
   call('HSET', key('moves'), name, cmsgpack.pack({ number, taken, answers }))
   if #taken > 0 then
     Notifications.notify_queue(queue)
+  end
+  if is_made(Waiting) then
+    Waiting.deliver_immediate()
   end
   Changes.unpark()
   return { number, taken, answers, 1 }

@@ -11,13 +11,10 @@ function Redriving.holder(job)
   return nil
 end
 
--- Put a finished job back into its queue, with new budgets and a new time to live; its fence and starts keep rising.
-function Redriving.redrive(job, delay, by, by_rule)
-  local was, run_at = job.state, NOW + delay
-  JobIndexes.move(job, {
-    state = delay > 0 and 'delayed' or 'waiting',
+-- The changes that give a finished job new budgets and a new time to live, which counts from `run_at`.
+function Redriving.renewed(job, run_at, by_rule)
+  return {
     run_at = run_at,
-    score = delay > 0 and FairQueue.score_at(run_at, job.boost, job.lifo) or FairQueue.score(job, run_at),
     expires_at = job.ttl and run_at + job.ttl or NONE,
     failures = NONE,
     stalls = NONE,
@@ -36,7 +33,16 @@ function Redriving.redrive(job, delay, by, by_rule)
     fault = NONE,
     progress = NONE,
     progress_note = NONE,
-  })
+  }
+end
+
+-- Put a finished job back into its queue, with new budgets and a new time to live; its fence and starts keep rising.
+function Redriving.redrive(job, delay, by, by_rule)
+  local was, run_at = job.state, NOW + delay
+  local changes = Redriving.renewed(job, run_at, by_rule)
+  changes.state = delay > 0 and 'delayed' or 'waiting'
+  changes.score = delay > 0 and FairQueue.score_at(run_at, job.boost, job.lifo) or FairQueue.score(job, run_at)
+  JobIndexes.move(job, changes)
   EventLog.record_job_event(job, 'redriven', { by = by, was = was })
   Notifications.notify_queue(job.queue)
   Notifications.notify_job(job)

@@ -1,0 +1,93 @@
+-- requires: prelude, job_indexes
+-- The tokens that arrived for a job. `Inbox` of core/waiting.py has the same rules, with reasons.
+--
+-- inbox:<ref>         HASH  for each key of a box, `t<box>\0<key>`: c if it completed, f if it failed. For each box:
+--                           `a<box>`, how many keys have a token; `f<box>`, how many of them failed; `n<box>`, how many
+--                           there will be, once known; `o<box>\0<n>`, the content of its n-th completed token
+-- inbox_failed:<ref>  ZSET  the failed keys: box and key, the key after its length, all at 0. The first of a box is the
+--                           failed key that comes first
+--
+-- The numbers make a delivery, and a look at a box, equally fast for any number of keys. A job with an inbox has
+-- `boxed`, so it is not plain.
+local Inbox = {}
+
+local function failed_entry(token)
+  return pair(token.box, string.format('%08d', #token.key) .. token.key)
+end
+
+local function note(job)
+  if not job.boxed then
+    JobIndexes.update(job, { boxed = true })
+  end
+end
+
+-- Keep the maximum of a token and the one under its key; return true if that changed the inbox.
+-- A token is {box, key, outcome, body}.
+function Inbox.deliver(job, token)
+  local hash, field, box = key('inbox', job.ref), 't' .. pair(token.box, token.key), token.box
+  local known = job.boxed and call('HGET', hash, field)
+  if known == 'c' or known and token.outcome == 'failed' then
+    return false
+  end
+  note(job)
+  if not known then
+    call('HINCRBY', hash, 'a' .. box, 1)
+  end
+  if token.outcome == 'failed' then
+    call('HSET', hash, field, 'f')
+    call('HINCRBY', hash, 'f' .. box, 1)
+    call('ZADD', key('inbox_failed', job.ref), 0, failed_entry(token))
+    return true
+  end
+  call('HSET', hash, field, 'c')
+  if known then
+    call('HINCRBY', hash, 'f' .. box, -1)
+    call('ZREM', key('inbox_failed', job.ref), failed_entry(token))
+  end
+  if token.body then
+    local found = Inbox.read(job, { box })[box]
+    call('HSET', hash, 'o' .. pair(box, whole(found.arrived - found.failed)), token.body)
+  end
+  return true
+end
+
+-- Record how many keys a box will have; return true if that changed the inbox. The largest number counts.
+function Inbox.seal(job, box, total)
+  local hash = key('inbox', job.ref)
+  local known = job.boxed and tonumber(call('HGET', hash, 'n' .. box) or '')
+  if known and known >= total then
+    return false
+  end
+  note(job)
+  call('HSET', hash, 'n' .. box, total)
+  return true
+end
+
+-- Return what is known of each of these boxes, by its name: {arrived, failed, total}; without a total until it is known.
+function Inbox.read(job, boxes)
+  local found, fields = {}, {}
+  for number, box in ipairs(boxes) do
+    fields[3 * number - 2], fields[3 * number - 1], fields[3 * number] = 'a' .. box, 'f' .. box, 'n' .. box
+  end
+  local numbers = job.boxed and call('HMGET', key('inbox', job.ref), unpack(fields)) or {}
+  for number, box in ipairs(boxes) do
+    found[box] = {
+      arrived = tonumber(numbers[3 * number - 2] or '') or 0,
+      failed = tonumber(numbers[3 * number - 1] or '') or 0,
+      total = tonumber(numbers[3 * number] or ''),
+    }
+  end
+  return found
+end
+
+-- Return the failed key of a box that comes first: short keys before long ones, so that numbers are in their order.
+function Inbox.first_failed(job, box)
+  local from, to = '[' .. pair(box, ''), '(' .. box .. '\1'
+  local entry = call('ZRANGEBYLEX', key('inbox_failed', job.ref), from, to, 'LIMIT', 0, 1)[1]
+  return entry and string.sub(entry, #box + 10)
+end
+
+-- Return the content of a box's n-th completed token; nil if it has none.
+function Inbox.body(job, box, number)
+  return job.boxed and call('HGET', key('inbox', job.ref), 'o' .. pair(box, whole(number))) or nil
+end
