@@ -81,7 +81,7 @@ INNER_FLOORS: dict[str, tuple[str, ...]] = {
         "loop_lag",
         "active_runs",
         "deps prefetch stacks",
-        "keeper outcomes run supervised transactions watchdog",
+        "keeper outcomes references run supervised transactions watchdog",
         "isolation",
         "executor",
         "loop",

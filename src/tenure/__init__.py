@@ -8,8 +8,12 @@ from tenure.client.codec import Codec, JsonCodec
 from tenure.client.collecting import Batch, CollectTask, DeclaredCollectTask
 from tenure.client.compatibility import incompatible
 from tenure.client.dead_letters import DeadFilter, DeadGroup, DeadGroups, DeadLetter, DeadLetters, DeadPage, DeadReport
+from tenure.client.flows import Flow, FlowJob, Link
+from tenure.client.flows import FlowNode as Node
+from tenure.client.graph import Graph
 from tenure.client.handle import Job
 from tenure.client.job_info import JobInfo, JobWithRuns, LogEntry, RunInfo
+from tenure.client.job_template import EncodedCall as Call
 from tenure.client.jobs import DeleteReport, JobFilter, JobPage, Jobs, PurgeReport
 from tenure.client.queue import Queue, QueueSettings
 from tenure.client.router import Router
@@ -128,6 +132,7 @@ __all__ = [
     "AmbiguousJobError",
     "AutoRedrive",
     "Batch",
+    "Call",
     "Cancel",
     "Codec",
     "Collect",
@@ -146,8 +151,11 @@ __all__ = [
     "DuplicateJobError",
     "Event",
     "EventsTrimmed",
+    "Flow",
     "FlowBroken",
     "FlowError",
+    "FlowJob",
+    "Graph",
     "Inject",
     "Job",
     "JobActiveError",
@@ -193,8 +201,10 @@ __all__ = [
     "LeadershipLost",
     "LeaseLost",
     "LeaseLostError",
+    "Link",
     "LogEntry",
     "Middleware",
+    "Node",
     "NotDurableError",
     "PayloadTooLargeError",
     "Proceed",

@@ -13,9 +13,11 @@ from tenure.background_loop import PORTAL, BackgroundLoop, LoopRunner
 from tenure.client.app_location import AppLocation, locate_app
 from tenure.client.codec import Codec, JsonCodec
 from tenure.client.compatibility import snapshot
+from tenure.client.compositions import Compositions
 from tenure.client.dead_letters import DeadLetters
 from tenure.client.decorators import Decorators, ScheduleDefinition, TaskDefinition
 from tenure.client.encoder import CallEncoder
+from tenure.client.flows import FlowServices
 from tenure.client.handle import Job
 from tenure.client.job_template import EncodedCall
 from tenure.client.jobs import Jobs
@@ -82,7 +84,7 @@ Lifespan = Callable[["Tenure"], AbstractAsyncContextManager[Any]]
 """A function of the app that returns the lifespan context manager of one worker."""
 
 
-class Tenure(Decorators):
+class Tenure(Decorators, Compositions):
     """An app: its tasks, and the storage of their jobs.
 
     `url`: the storage; if not given, `$TENURE_URL`, else `sqlite:///tenure.db` in the working directory. `name`:
@@ -155,12 +157,14 @@ class Tenure(Decorators):
             logger=self.logger,
             outbox=self.outbox,
         )
+        encoder = CallEncoder(self.codec, new_id=self.new_id, logger=self.logger)
         self._services = AppServices(
             self.timing,
-            CallEncoder(self.codec, new_id=self.new_id, logger=self.logger),
+            encoder,
             self._client,
             self._event_handlers,
             ValueTypes(types),
+            FlowServices(self._client, encoder, lambda: self._clock.now()),
             serves_others=not self._url.startswith("memory:"),
         )
 
@@ -186,6 +190,10 @@ class Tenure(Decorators):
     @property
     def _serves_others(self) -> bool:
         return self._services.serves_others
+
+    @property
+    def _flow_services(self) -> FlowServices:
+        return self._services.flows
 
     @property
     def _scope(self) -> DefinitionScope:

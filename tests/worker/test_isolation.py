@@ -96,6 +96,14 @@ async def test_plain_functions_and_coroutines_run_in_a_reused_process(mod: Any) 
     assert not children()
 
 
+async def test_an_isolated_run_gets_the_results_of_other_jobs(mod: Any) -> None:
+    async with mod.app, mod.app.worker():
+        job = await (mod.plus.call(1, 2) | mod.plus.take(5)).enqueue()
+
+        # A middleware multiplies each result by 3.
+        assert await job.result(timeout=30) == ((1 + 2) * 3 + 5) * 3
+
+
 async def test_progress_and_logs_of_an_isolated_run_are_stored(mod: Any) -> None:
     async with mod.app, mod.app.worker():
         job = await mod.telling.enqueue()

@@ -6,7 +6,7 @@ import logging
 import math
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from random import Random
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 from msgspec import MsgspecError, Struct, structs
 
@@ -14,6 +14,7 @@ from tenure.background_loop import PORTAL
 from tenure.client.job_events import ChangesOfRecord
 from tenure.client.job_info import JobWithRuns, history
 from tenure.client.job_search import find_record
+from tenure.client.references import assembled, is_flow, jobs_of, read_jobs, source_of_flow
 from tenure.core.check import flag, remark
 from tenure.core.deduplication import EnqueueAction
 from tenure.core.document import decode_document
@@ -244,8 +245,9 @@ class Job(Struct, Generic[R_co], eq=False, weakref=True):
         # The timeout may be too short for one read, or may end between two reads: read once more.
         with contextlib.suppress(TimeoutError, _NotRelayedError):
             async with asyncio.timeout(POLL):
-                if (job := await self._record(await self._opened())).state in TERMINAL:
-                    return self._outcome(job)
+                storage = await self._opened()
+                if (job := await self._record(storage)).state in TERMINAL:
+                    return await self._outcome(storage, job)
         raise ResultTimeoutError(self.id, f"job {self.id} did not end within {limit:g} s; it continues")
 
     async def events(self) -> AsyncGenerator[AnyEvent]:
@@ -452,6 +454,8 @@ class Job(Struct, Generic[R_co], eq=False, weakref=True):
                     storage = await self._opened()
                     hints = hints or self._access.hints(storage, self._ref)
                     job = await self._record(storage)
+                    if job.state in TERMINAL:
+                        return await self._outcome(storage, job)
                 except StorageUnavailableError as error:
                     failures += 1
                     if clock() >= since + outage:
@@ -462,8 +466,6 @@ class Job(Struct, Generic[R_co], eq=False, weakref=True):
                     failures, since = 0, clock()
                     await asyncio.sleep(RELAY_POLL)
                     continue
-                if job.state in TERMINAL:
-                    return self._outcome(job)
                 failures, since = 0, clock()
                 if since >= began + POLL:
                     self._access.check_wait(job)
@@ -488,17 +490,41 @@ class Job(Struct, Generic[R_co], eq=False, weakref=True):
         except Exception:
             return structs.replace(event, result=None)
 
-    def _outcome(self, job: JobRecord) -> R_co:
+    async def _outcome(self, storage: Storage, job: JobRecord) -> R_co:
         if job.state is not State.COMPLETED:
             raise error_of(job)
+        if is_flow(job):
+            return cast(R_co, await self._flow_result(storage, job))
         try:
             value: R_co = self._access.convert(job.result or b"")
         except Exception as error:
-            raise UsageError(
-                f"job {job.id} of task {job.task!r} is completed, but its result cannot be read back: {error}; "
-                "fix the task's return type, or read it as plain data: app.job(id, queue=...)"
-            ) from error
+            raise _unreadable(job, error) from error
         return value
+
+    async def _flow_result(self, storage: Storage, flow: JobRecord) -> Any:
+        """Return the result of a flow or a group: that of its last member, or those of all of its members."""
+        source = source_of_flow(flow)
+        if source is None:
+            return None
+        refs = list(jobs_of(source))
+        members = await read_jobs(storage, refs)
+        values: list[Any] = []
+        for number, ref in enumerate(refs):
+            if ref not in members:
+                raise JobNotFoundError(
+                    flow.id,
+                    f"flow {flow.id} is completed, but its member {ref.id!r} in queue {ref.queue!r} is gone: it was "
+                    "deleted, or its retention is over",
+                )
+            try:
+                values.append(self._member_value(number, len(refs), members[ref].result or b"null"))
+            except Exception as error:
+                raise _unreadable(members[ref], error) from error
+        return assembled(source, iter(values))
+
+    def _member_value(self, number: int, count: int, data: bytes) -> Any:
+        """Decode the result of one of `count` members. A handle that knows no types returns plain data."""
+        return self._access.convert(data)
 
     async def _missing_error(
         self, storage: Storage
@@ -578,6 +604,13 @@ class Job(Struct, Generic[R_co], eq=False, weakref=True):
 
 class _NotRelayedError(JobNotFoundError):
     """The call is committed and waits in the outbox."""
+
+
+def _unreadable(job: JobRecord, error: Exception) -> UsageError:
+    return UsageError(
+        f"job {job.id} of task {job.task!r} is completed, but its result cannot be read back: {error}; "
+        "fix the task's return type, or read it as plain data: app.job(id, queue=...)"
+    )
 
 
 def error_of(job: JobRecord) -> Exception:

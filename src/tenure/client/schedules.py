@@ -330,7 +330,7 @@ class Schedules:
             UsageError: a field is invalid, or not exactly one of `cron` and `every` is given.
             StorageError: the schedule may or may not have been stored; it is safe to call again.
         """
-        of_kind(call, EncodedCall, field="call", remedy="write task.call(...)")
+        of_kind(call, EncodedCall, field="call", remedy="write task.call(...)").require_whole()
         schedule = schedule_of(
             name,
             call.job,
@@ -405,7 +405,7 @@ class Schedules:
             StorageError: the schedule may or may not have been changed; it is safe to call again.
         """
         if call is not None:
-            of_kind(call, EncodedCall, field="call", remedy="write task.call(...)")
+            of_kind(call, EncodedCall, field="call", remedy="write task.call(...)").require_whole()
         known, _ = await look_up(await self._storage(), name)
         if cron is None and every is None:
             cron = known.cron

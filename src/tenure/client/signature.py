@@ -14,6 +14,14 @@ from msgspec import inspect as types
 from msgspec import structs
 
 from tenure.client.codec import Codec, JsonCodec
+from tenure.client.references import (
+    REFERENCES,
+    FutureResult,
+    Locate,
+    ResultReference,
+    found_futures,
+    without_futures,
+)
 from tenure.client.untyped import (
     Check,
     NotFiniteError,
@@ -93,6 +101,7 @@ class Signature:
         self._check_result = check_of(hints.get("return", Any))
         # JSON is decoded and converted in one step; another codec returns plain data, which is converted afterwards.
         self._record_of_json = msgspec.json.Decoder(self._record, dec_hook=self._decoded).decode
+        self._partial_records: dict[frozenset[str], type] = {}
         self._result_of_json = msgspec.json.Decoder(self._returns, dec_hook=self._decoded).decode
         if collects:
             self._check_takes_list(hints)
@@ -228,9 +237,8 @@ class Signature:
                 The message names the task and the argument, or the codec.
             PayloadTooLargeError: the bytes are more than 1 MiB.
         """
-        for name in kwargs:
-            if name in self._injected:
-                raise UsageError(f"task {self.task!r}: {name!r} is injected by the worker; leave it out")
+        if kwargs:
+            self._refuse_injected(kwargs)
         arguments: Any
         try:
             if self._all_required and len(args) == self._positional_count and not kwargs and type(codec) is JsonCodec:
@@ -240,19 +248,92 @@ class Signature:
             else:
                 arguments = self._bound(args, kwargs)
         except TypeError as error:
-            called = _ONE if self.collects else self._signature
-            raise UsageError(f"task {self.task!r}: {error}; its signature is {called}") from None
+            raise self._does_not_fit(error) from None
+        return self._encoded(codec, arguments, args, kwargs)
+
+    def encode_open(
+        self, codec: Codec, args: tuple[Any, ...], kwargs: dict[str, Any], locate: Locate | None = None
+    ) -> bytes:
+        """Return the arguments of a call as bytes; some of them are results of other jobs, stored as references.
+
+        The other arguments are checked as by `encode`. `locate`: says where a result is found; None: check only, and
+        return the other arguments.
+
+        Raises:
+            UsageError, PayloadTooLargeError: see `encode`; or the result of a job is in an argument that may be left
+                out, but not all of it.
+        """
+        self._refuse_injected(kwargs)
+        try:
+            bound = self._bound(args, kwargs)
+        except TypeError as error:
+            raise self._does_not_fit(error) from None
+        futures = {name: list(found_futures(value, (name,))) for name, value in bound.items()}
+        whole = {name: value for name, value in bound.items() if not futures[name]}
+        payload = self._encoded(codec, whole, args, kwargs, whole)
+        if locate is None:
+            return payload
+        references = [self._reference(at, future, locate) for found in futures.values() for at, future in found]
+        partly = {name: without_futures(value) for name, value in bound.items() if not _is_future(value)}
+        try:
+            payload = codec.encode({**self._types.plain(partly), REFERENCES: msgspec.to_builtins(references)})
+        except Exception as error:
+            raise UsageError(
+                f"task {self.task!r}: {self._unencodable(codec, partly)} cannot be encoded ({error})"
+            ) from (error)
+        self._check_bytes(codec, payload)
+        if len(payload) > PAYLOAD_LIMIT:
+            raise PayloadTooLargeError(self.task, len(payload), PAYLOAD_LIMIT)
+        return payload
+
+    def _reference(self, at: tuple[str | int, ...], future: FutureResult, locate: Locate) -> ResultReference:
+        source, optional = locate(future)
+        parameter = self._signature.parameters[str(at[0])]
+        if optional and (len(at) > 1 or _required(parameter)):
+            raise UsageError(
+                f"task {self.task!r}: argument {'.'.join(map(str, at))!r} is {future!r}, which is left out if that job "
+                f"fails; give the parameter {parameter.name!r} a default, and pass only the result for it"
+            )
+        return ResultReference(at, source, optional)
+
+    def known_arguments(self, codec: Codec, payload: bytes) -> dict[str, Any]:
+        """Return the arguments of `OpenArguments.whole` by name. Any exception means that they cannot be decoded."""
+        names = frozenset(codec.decode(payload))
+        read = self._read_partial(names, codec, payload)
+        return {name: getattr(read, name) for name in names}
+
+    def _refuse_injected(self, kwargs: dict[str, Any]) -> None:
+        for name in kwargs:
+            if name in self._injected:
+                raise UsageError(f"task {self.task!r}: {name!r} is injected by the worker; leave it out")
+
+    def _does_not_fit(self, error: TypeError) -> UsageError:
+        called = _ONE if self.collects else self._signature
+        return UsageError(f"task {self.task!r}: {error}; its signature is {called}")
+
+    def _encoded(
+        self,
+        codec: Codec,
+        arguments: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        whole: dict[str, Any] | None = None,
+    ) -> bytes:
+        """Return arguments as bytes, after checking that they come back equal. See `encode`.
+
+        `whole`: those of them that are not results of other jobs, if some are.
+        """
         try:
             payload = codec.encode(self._types.plain(arguments) if self._special_arguments else arguments)
         except Exception as error:
-            bound = self._bound(args, kwargs)
+            bound = self._by_name(args, kwargs, whole)
             refused = self._first_lossy(codec, bound)
             subject = self._unencodable(codec, bound) if refused is None else f"argument {refused[0]!r}"
             # A ValueError is about the value, such as a lone surrogate: no annotation helps.
             by_value = isinstance(error, ValueError) if refused is None else refused[2].kind is None
             remedy = "pass another value" if by_value else "annotate the parameter with the type, or pass plain data"
             raise UsageError(f"task {self.task!r}: {subject} cannot be encoded ({error}); {remedy}") from error
-        if self._checks and (changed := self._first_lossy(codec, self._bound(args, kwargs))) is not None:
+        if self._checks and (changed := self._first_lossy(codec, self._by_name(args, kwargs, whole))) is not None:
             path, name, refused_for = changed
             raise UsageError(
                 f"task {self.task!r}: argument {path!r} is {refused_for.what}, and would not come back equal; "
@@ -262,12 +343,12 @@ class Signature:
         if len(payload) > PAYLOAD_LIMIT:
             raise PayloadTooLargeError(self.task, len(payload), PAYLOAD_LIMIT)
         try:
-            read = self._read(codec, payload)
+            read = self._read(codec, payload) if whole is None else self._read_partial(frozenset(whole), codec, payload)
         except Exception as error:
-            problem = _not_finite(self._bound(args, kwargs)) or _named_error(error)
+            problem = _not_finite(self._by_name(args, kwargs, whole)) or _named_error(error)
             raise UsageError(f"task {self.task!r}: {problem}; its signature is {self._signature}") from None
         if self._special_arguments:
-            for name, value in self._bound(args, kwargs).items():
+            for name, value in self._by_name(args, kwargs, whole).items():
                 difference = self._types.difference(value, getattr(read, name), name)
                 if difference is not None:
                     raise UsageError(
@@ -275,6 +356,9 @@ class Signature:
                         "encodes, or pass plain data"
                     )
         return payload
+
+    def _by_name(self, args: tuple[Any, ...], kwargs: dict[str, Any], whole: dict[str, Any] | None) -> dict[str, Any]:
+        return self._bound(args, kwargs) if whole is None else whole
 
     def decode_batch(
         self, codec: Codec, payload: bytes, count: int, upgrade: Callable[[Any], Any] | None = None
@@ -451,6 +535,18 @@ class Signature:
             else self._converted(data, self._record)
         )
 
+    def _read_partial(self, names: frozenset[str], codec: Codec, payload: bytes) -> Any:
+        """Read the arguments of these names. The others are results that do not exist yet."""
+        record: Any = self._partial_records.get(names)
+        if record is None:
+            parameters = [parameter for name, parameter in self._signature.parameters.items() if name in names]
+            fields = [_field(parameter, self._annotations) for parameter in parameters]
+            record = msgspec.defstruct("Arguments", fields, forbid_unknown_fields=True, kw_only=True)
+            self._partial_records[names] = record
+        # Read from JSON, because msgspec converts some keys of dicts only there.
+        data = payload if type(codec) is JsonCodec else msgspec.json.encode(codec.decode(payload))
+        return msgspec.json.decode(data, type=record, dec_hook=self._decoded)
+
     def _decoded(self, cls: Any, data: Any) -> Any:
         return self._types.decode(cls, data)
 
@@ -587,6 +683,10 @@ def _stored(parameter: Parameter) -> Gathers:
             return "named"
         case _:
             return "one"
+
+
+def _is_future(value: object) -> bool:
+    return isinstance(value, FutureResult)
 
 
 def _required(parameter: Parameter) -> bool:

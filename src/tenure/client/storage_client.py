@@ -120,6 +120,8 @@ class StorageClient:
 
     async def submit(self, call: EncodedCall[R]) -> Job[R]:
         """Enqueue a call, in a round trip that it may share with other callers; every `enqueue` uses this method."""
+        if call.open_arguments is not None:
+            call.require_whole()
         # The same as `opened`, without one more coroutine per call.
         storage = self.storage
         await storage.open()
@@ -132,7 +134,7 @@ class StorageClient:
             else:
                 receipt = await self._batcher.enqueue(storage, job)
         except StorageError as error:
-            raise _with_ids(error, [call]) from error.__cause__
+            raise with_ids(error, [call.job.id]) from error.__cause__
         return self._handle(call, receipt)
 
     async def _batched(self, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
@@ -158,7 +160,7 @@ class StorageClient:
             else:
                 receipts = await storage.enqueue(jobs)
         except StorageError as error:
-            raise _with_ids(error, calls) from error.__cause__
+            raise with_ids(error, [call.job.id for call in calls]) from error.__cause__
         return [self._handle(call, receipt) for call, receipt in zip(calls, receipts, strict=True)]
 
     async def submit_in(
@@ -216,8 +218,20 @@ class StorageClient:
         caller = CallerThread()
         return PORTAL.call(self.submit_in(tx, calls, caller), verb="enqueue", caller=caller)
 
+    async def submit_flow(self, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
+        """Enqueue jobs of a flow by one request.
+
+        Raises:
+            StorageError: the jobs may have been stored or not.
+        """
+        storage = await self.opened()
+        if (current := running_job()) is not None and current.headers:
+            jobs = [_inheriting(job, current.headers) for job in jobs]
+        return await (self.sending.send(jobs, storage.enqueue) if self.sending else storage.enqueue(jobs))
+
     async def unique_job(self, call: EncodedCall[R]) -> Job[R] | None:
         """Return the unfinished job that holds the unique key of a call; for `Task.unique_job`."""
+        call.require_whole()
         key = call.job.merge
         if not isinstance(key, UniqueKey):
             raise UsageError(
@@ -240,7 +254,7 @@ class StorageClient:
                 try:
                     value: R = await job.result()
                 except StorageError as error:
-                    raise _with_ids(error, [call]) from error.__cause__
+                    raise with_ids(error, [call.job.id]) from error.__cause__
                 return value
         except TimeoutError:
             message = f"job {job_id} did not end within {limit:g} s; it continues if it was stored in time"
@@ -311,15 +325,15 @@ def _calls(values: Iterable[EncodedCall[R]]) -> list[EncodedCall[R]]:
         ) from None
     calls = list(iterator)
     for call in calls:
-        of_kind(call, EncodedCall, field="a call", remedy="write task.call(...) for each")
+        of_kind(call, EncodedCall, field="a call", remedy="write task.call(...) for each").require_whole()
     return calls
 
 
-def _with_ids(error: StorageError, calls: Sequence[EncodedCall[Any]]) -> StorageError:
+def with_ids(error: StorageError, ids: Sequence[str]) -> StorageError:
     """Return a copy of an enqueue's error with the ids of its jobs; other callers may get the original error, too."""
     error_with_ids = copy.copy(error).with_traceback(error.__traceback__)
-    error_with_ids.job_ids = tuple(call.job.id for call in calls)
-    more = f" and {len(calls) - 3} more (all in job_ids)" if len(calls) > 3 else ""
+    error_with_ids.job_ids = tuple(ids)
+    more = f" and {len(ids) - 3} more (all in job_ids)" if len(ids) > 3 else ""
     error_with_ids.add_note(
         f"The call used the id {', '.join(map(repr, error_with_ids.job_ids[:3]))}{more}; "
         "enqueueing again with the same id makes no second job."

@@ -12,11 +12,12 @@ from msgspec import structs
 from tenure.client.codec import JsonCodec
 from tenure.client.decorators import TaskDeclaration
 from tenure.client.encoder import CallEncoder
+from tenure.client.flows import FlowServices
 from tenure.client.migration import versions
 from tenure.client.storage_client import StorageClient
 from tenure.client.task import AppServices, Task
 from tenure.client.value_types import ValueTypes
-from tenure.clock import entropy
+from tenure.clock import SystemClock, entropy
 from tenure.core.duration import micros
 from tenure.core.exponential_delay import ExponentialDelay
 from tenure.core.internal import INTERNAL, INTERNAL_QUEUES
@@ -66,7 +67,8 @@ class InternalTask:
         codec = JsonCodec()
         encoder = CallEncoder(codec, new_id=str, logger=logger)
         client = StorageClient(storage, lambda: storage, codec, rng=entropy(), logger=logger)
-        services = AppServices(timing, encoder, client, Handlers(), ValueTypes(None), serves_others=False)
+        flows = FlowServices(client, encoder, SystemClock().now)
+        services = AppServices(timing, encoder, client, Handlers(), ValueTypes(None), flows, serves_others=False)
         task = TaskDeclaration(self.name, self.options, versions(1, 1)).define(self.handler(storage)).task
         task.bind(task.binding_in(services, self.name, self.options))
         return task

@@ -21,6 +21,7 @@ from msgspec import Struct, structs
 from tenure.app import Tenure
 from tenure.background_loop import PORTAL, SameLoop
 from tenure.client.handle import Job
+from tenure.client.references import OpenArguments
 from tenure.client.task import Task
 from tenure.clock import SECOND
 from tenure.core.duration import Duration, duration, micros
@@ -316,7 +317,11 @@ class JobTester:
         ]
 
     def _arguments(self, task: Task[..., Any], job: NewJob) -> dict[str, Any]:
-        args, kwargs = task.signature.decode(self._app.codec, job.payload)
+        codec, payload = self._app.codec, job.payload
+        if job.links is not None and (open_arguments := OpenArguments(codec, payload)).references:
+            # The others are results of other jobs.
+            return task.signature.known_arguments(codec, open_arguments.whole)
+        args, kwargs = task.signature.decode(codec, payload)
         return task.signature.arguments(args, kwargs)
 
     def _call_text(self, job: NewJob) -> str:

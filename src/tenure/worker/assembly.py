@@ -25,6 +25,7 @@ from tenure.worker.outcomes import Outcomes
 from tenure.worker.partitions import PartitionWatch
 from tenure.worker.prefetch import MOST_HELD, PrefetchPolicy
 from tenure.worker.recycling import RecyclePolicy, Recycler
+from tenure.worker.references import ReferencedResults
 from tenure.worker.run import Runner
 from tenure.worker.scoreboard import Scoreboard
 from tenure.worker.task_publisher import TaskPublisher
@@ -142,6 +143,7 @@ class WorkerParts:
             deps,
             self.runner,
             self.isolated_runs,
+            ReferencedResults(runtime.storage, runtime.codec, runtime.rng, logger),
             outcomes,
             concurrency=concurrency,
             prefetch=self.prefetch_policy,

@@ -1,0 +1,280 @@
+"""References: arguments that are results of other jobs of a flow.
+
+    the client ──stores──► {"title": "May", "~": [{"at": ["rows"], "of": {"type": "job", "queue": ..., "id": ...}}]}
+    a worker   ──reads the results, then decodes──► {"title": "May", "rows": [1, 2, 3]}
+
+The key "~" cannot be the name of a parameter, so no argument of a caller can look like a reference. Only a job with
+links has references.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NoReturn, cast
+
+import msgspec
+from msgspec import Struct
+
+from tenure.client.codec import Codec, JsonCodec
+from tenure.core.job import JobRecord
+from tenure.core.lifecycle import State
+from tenure.core.ref import Ref
+from tenure.core.waiting import JobKind
+from tenure.errors import UsageError
+from tenure.storage.protocol import Storage
+
+REFERENCES = "~"
+"""The key of the references in the encoded arguments of a job."""
+
+PAGE = 100
+"""How many jobs are read per request."""
+
+RESULTS_LIMIT = 16 * 1024 * 1024
+"""The most bytes that the results take together which one job gets as arguments."""
+
+Place = tuple[str | int, ...]
+"""Where a value is in the arguments of a call: the parameter, then keys of dicts and positions in lists."""
+
+
+class JobResult(Struct, frozen=True, tag="job"):
+    """The result of one job."""
+
+    queue: str
+    id: str
+
+
+class GroupResult(Struct, frozen=True, omit_defaults=True, tag="group"):
+    """The results of the members of a group, in order: jobs of one queue, whose ids end with 1, 2, ... `count`.
+
+    `fixed`: True if they are a tuple, False if they are a list.
+    """
+
+    queue: str
+    id: str
+    count: int
+    fixed: bool = False
+
+
+class ResultList(Struct, frozen=True, omit_defaults=True, tag="list"):
+    """Several results, in order. `fixed`: as of `GroupResult`."""
+
+    items: tuple["ResultSource", ...]
+    fixed: bool = False
+
+
+ResultSource = JobResult | GroupResult | ResultList
+"""Where the result of a part of a flow is found."""
+
+
+class ResultReference(Struct, frozen=True, omit_defaults=True):
+    """An argument that is a result. `optional`: it is left out if a job that it is from did not complete."""
+
+    at: Place
+    of: ResultSource
+    optional: bool = False
+
+
+class FutureResult:
+    """Stands for a result that does not exist yet, where the arguments of a call are given. `of`: what it is from."""
+
+    def __init__(self, of: object) -> None:
+        self.of = of
+
+    def __repr__(self) -> str:
+        return f"<the result of {self.of!r}>"
+
+    def _refuse(self, *_: object) -> NoReturn:
+        raise UsageError(
+            f"{self!r} does not exist yet, so it cannot be read here; pass it on as an argument of a call: "
+            "dag.add(task.call(node.value))"
+        )
+
+    __str__ = __bool__ = __reduce__ = _refuse
+
+
+def found_futures(value: object, at: Place = ()) -> Iterator[tuple[Place, FutureResult]]:
+    """Yield the results that do not exist yet in a value, in its lists, tuples and dicts, each with its place."""
+    match value:
+        case FutureResult():
+            yield at, value
+        case dict():
+            for key, item in cast("dict[object, object]", value).items():
+                if isinstance(key, str):
+                    yield from found_futures(item, (*at, key))
+        case list() | tuple():
+            for number, item in enumerate(cast("Sequence[object]", value)):
+                yield from found_futures(item, (*at, number))
+        case _:
+            pass
+
+
+def without_futures(value: Any) -> Any:
+    """Return a value with None in place of the results that do not exist yet."""
+    if isinstance(value, FutureResult):
+        return None
+    if isinstance(value, dict):
+        named = cast("dict[object, Any]", value)
+        return {key: without_futures(item) for key, item in named.items()}
+    if isinstance(value, list | tuple):
+        return [without_futures(item) for item in cast("Sequence[Any]", value)]
+    return value
+
+
+def jobs_of(source: ResultSource) -> Iterator[Ref]:
+    """Yield the jobs that a result is from, in order."""
+    match source:
+        case JobResult():
+            yield Ref(source.queue, source.id)
+        case GroupResult():
+            for number in range(1, source.count + 1):
+                yield Ref(source.queue, member_id(source.id, number))
+        case ResultList():
+            for item in source.items:
+                yield from jobs_of(item)
+
+
+def member_id(group: str, key: int | str) -> str:
+    """Return the id of a member of a group; `core.waiting.failure_cause` builds the same."""
+    return f"{group}~{key}"
+
+
+def assembled(source: ResultSource, values: Iterator[Any]) -> Any:
+    """Return the values of jobs, given in the order of `jobs_of`, in the shape of a result."""
+    match source:
+        case JobResult():
+            return next(values)
+        case GroupResult():
+            items = [next(values) for _ in range(source.count)]
+        case ResultList():
+            items = [assembled(item, values) for item in source.items]
+    return tuple(items) if source.fixed else items
+
+
+def of_flow(source: ResultSource | None) -> bytes:
+    """Return the payload of a flow or a group, which says where its result is found; None: it has none."""
+    return msgspec.json.encode({} if source is None else {"result": source})
+
+
+def source_of_flow(job: JobRecord) -> ResultSource | None:
+    """Return where the result of a flow or a group is found, or None if it has none.
+
+    Raises:
+        UsageError: its payload is damaged.
+    """
+    try:
+        return _FLOW.decode(job.payload).result
+    except msgspec.MsgspecError as error:
+        raise UsageError(f"the payload of {job.links and job.links.kind} {job.id} cannot be read: {error}") from None
+
+
+def is_flow(job: JobRecord) -> bool:
+    """Return True if this job is a flow or a group: it has no handler, and its result is that of its members."""
+    return job.links is not None and job.links.kind is not JobKind.JOB
+
+
+async def read_jobs(storage: Storage, refs: Sequence[Ref]) -> dict[Ref, JobRecord]:
+    """Return the records of jobs, by the refs that were asked for. Unknown jobs are left out.
+
+    Raises:
+        StorageError: the storage cannot be read.
+    """
+    found: dict[Ref, JobRecord] = {}
+    for begin in range(0, len(refs), PAGE):
+        page = refs[begin : begin + PAGE]
+        for ref, detail in zip(page, await storage.get(page), strict=True):
+            if detail is not None:
+                found[ref] = detail.job
+    return found
+
+
+class OpenArguments:
+    """The encoded arguments of a job, before its references are replaced by results.
+
+    Raises:
+        Exception: they cannot be decoded.
+    """
+
+    def __init__(self, codec: Codec, payload: bytes) -> None:
+        self._codec = codec
+        self._data: dict[str, Any]
+        self.references: tuple[ResultReference, ...]
+        if type(codec) is JsonCodec:
+            # What is not replaced stays as it was encoded.
+            raw = msgspec.json.decode(payload, type=dict[str, msgspec.Raw])
+            encoded = raw.pop(REFERENCES, None)
+            self.references = () if encoded is None else _REFERENCES.decode(encoded)
+            self._data = dict(raw)
+        else:
+            data = codec.decode(payload)
+            self._data = data if isinstance(data, dict) else {}
+            self.references = msgspec.convert(self._data.pop(REFERENCES, []), tuple[ResultReference, ...])
+
+    @property
+    def whole(self) -> bytes:
+        """The encoded arguments that need no result."""
+        needing = {str(reference.at[0]) for reference in self.references}
+        return self._codec.encode({name: value for name, value in self._data.items() if name not in needing})
+
+    def filled(self, jobs: Mapping[Ref, JobRecord]) -> bytes:
+        """Return the encoded arguments with the results of jobs in place of the references.
+
+        Raises:
+            MissingResultError: a job did not complete or does not exist, or the results are too large.
+            Exception: a result cannot be decoded.
+        """
+        size = 0
+        for reference in self.references:
+            refs = list(jobs_of(reference.of))
+            missing = next((ref for ref in refs if _problem(jobs.get(ref)) is not None), None)
+            if missing is not None and reference.optional:
+                self._data.pop(str(reference.at[0]), None)
+                continue
+            if missing is not None:
+                name = ".".join(map(str, reference.at))
+                raise MissingResultError(
+                    f"argument {name!r} is the result of the job {missing.id!r} of the queue {missing.queue!r}, "
+                    f"which {_problem(jobs.get(missing))}"
+                )
+            results = [jobs[ref].result or b"null" for ref in refs]
+            size += sum(map(len, results))
+            if size > RESULTS_LIMIT:
+                raise MissingResultError(
+                    f"the results that this job gets take over {RESULTS_LIMIT:,} bytes; store the data elsewhere, and "
+                    "return references to it"
+                )
+            self._put(reference.at, assembled(reference.of, map(self._leaf, results)))
+        return self._codec.encode(self._data)
+
+    def _leaf(self, result: bytes) -> Any:
+        return msgspec.Raw(result) if type(self._codec) is JsonCodec else self._codec.decode(result)
+
+    def _put(self, at: Place, value: Any) -> None:
+        container: Any = self._data
+        for step in at[:-1]:
+            if isinstance(container[step], msgspec.Raw):
+                container[step] = msgspec.json.decode(container[step])
+            container = container[step]
+        container[at[-1]] = value
+
+
+class MissingResultError(Exception):
+    """The arguments of a job cannot be filled with the results that they refer to."""
+
+
+class _FlowPayload(Struct, frozen=True):
+    """The payload of a flow or a group."""
+
+    result: ResultSource | None = None
+
+
+_FLOW = msgspec.json.Decoder(_FlowPayload)
+_REFERENCES = msgspec.json.Decoder(tuple[ResultReference, ...])
+
+
+def _problem(job: JobRecord | None) -> str | None:
+    """Return why a job has no result, or None if it has one."""
+    if job is None:
+        return "does not exist any more: it was deleted, or its retention is over"
+    return None if job.state is State.COMPLETED else f"is {job.state}"
+
+
+Locate = Callable[[FutureResult], tuple[ResultSource, bool]]
+"""Returns where a result will be found, and True if the argument may be left out."""
