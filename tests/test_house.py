@@ -80,8 +80,8 @@ INNER_FLOORS: dict[str, tuple[str, ...]] = {
         "stop_signals supervisor_messages task_publisher worker_metrics",
         "loop_lag",
         "active_runs",
-        "deps prefetch stacks",
-        "keeper outcomes references run supervised transactions watchdog",
+        "deps prefetch stacks step_recorder",
+        "durable keeper outcomes references run supervised transactions watchdog",
         "isolation",
         "executor",
         "loop",
@@ -93,7 +93,7 @@ INNER_FLOORS: dict[str, tuple[str, ...]] = {
     "tenure.storage": (
         "cursors waiting",
         "forking migrations notifications policies protocol script_files secrets",
-        "connections moving notification_retry sql",
+        "connections moving notification_retry sql steps",
         "memory postgres redis sqlite",
         "urls",
     ),
@@ -101,7 +101,7 @@ INNER_FLOORS: dict[str, tuple[str, ...]] = {
         "helpers state_machine",
         "acts claim_numbers collecting crashes differential due_order enqueue events exchange many_queues notices "
         "order published_tasks reading reclaim regressions renew revise sweep ttl tune unique_keys waiting",
-        "concurrency_keys dead_letters figures flows limits moves pause rates reconcile retention schedules "
+        "concurrency_keys dead_letters figures flows limits moves pause rates reconcile retention schedules steps "
         "unknown_tasks",
         "suite",
         "__init__",

@@ -71,6 +71,7 @@ from tenure.core.events import (
 )
 from tenure.core.lifecycle import State
 from tenure.core.schedule import Schedule
+from tenure.core.suspension import HandlerSuspended
 from tenure.errors import (
     AmbiguousJobError,
     DuplicateJobError,
@@ -83,10 +84,13 @@ from tenure.errors import (
     JobNotFoundError,
     JobStalledError,
     LeaseLostError,
+    MailboxFullError,
     NotDurableError,
     PayloadTooLargeError,
     ResultTimeoutError,
     SchemaMismatchError,
+    StepFailedError,
+    StepMismatchError,
     StorageError,
     StorageFullError,
     StorageMovedError,
@@ -96,9 +100,11 @@ from tenure.errors import (
     UnknownScheduleError,
     UnknownTaskError,
     UsageError,
+    WaitTimeoutError,
 )
 from tenure.handlers.context import JobContext, current_job
 from tenure.handlers.control import Cancel, RateLimited, Reject, RetryLater, Snooze
+from tenure.handlers.durable import StepContext, StepOptions, WaitFor, current_step
 from tenure.handlers.injection import Inject
 from tenure.handlers.job_data import JobData
 from tenure.handlers.middleware import Middleware, Proceed, RunCall
@@ -156,6 +162,7 @@ __all__ = [
     "FlowError",
     "FlowJob",
     "Graph",
+    "HandlerSuspended",
     "Inject",
     "Job",
     "JobActiveError",
@@ -203,6 +210,7 @@ __all__ = [
     "LeaseLostError",
     "Link",
     "LogEntry",
+    "MailboxFullError",
     "Middleware",
     "Node",
     "NotDurableError",
@@ -240,6 +248,10 @@ __all__ = [
     "Snooze",
     "Stall",
     "State",
+    "StepContext",
+    "StepFailedError",
+    "StepMismatchError",
+    "StepOptions",
     "StorageError",
     "StorageFullError",
     "StorageLogDeleted",
@@ -259,6 +271,8 @@ __all__ = [
     "UnknownScheduleError",
     "UnknownTaskError",
     "UsageError",
+    "WaitFor",
+    "WaitTimeoutError",
     "Webhook",
     "Worker",
     "WorkerDied",
@@ -270,6 +284,7 @@ __all__ = [
     "Workers",
     "__version__",
     "current_job",
+    "current_step",
     "incompatible",
 ]
 

@@ -7,11 +7,11 @@ import pytest
 from tenure.storage.memory.storage import MemoryStorage
 from tenure.storage.protocol import Storage
 from tenure.testing import ManualClock
-from tenure_testing.conformance import FlowsConformance, StorageConformance
+from tenure_testing.conformance import DurableConformance, FlowsConformance, StorageConformance
 from tenure_testing.conformance.reconcile import ReconcileConformance
 
 
-class TestMemory(StorageConformance, FlowsConformance, ReconcileConformance):
+class TestMemory(StorageConformance, FlowsConformance, ReconcileConformance, DurableConformance):
     @pytest.fixture
     async def storage(self, clock: ManualClock) -> AsyncIterator[Storage]:
         storage = MemoryStorage(clock=clock)

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 import tenure
-from tenure_testing.conformance import FlowsConformance, NoFlowsConformance, StorageConformance
+from tenure_testing.conformance import DurableConformance, FlowsConformance, NoFlowsConformance, StorageConformance
 from tenure_testing.conformance.reconcile import ReconcileConformance
 
 
-class _Whole(StorageConformance, FlowsConformance, ReconcileConformance, NoFlowsConformance):
+class _Whole(StorageConformance, FlowsConformance, ReconcileConformance, NoFlowsConformance, DurableConformance):
     """All parts of the suite."""
 
 
@@ -36,10 +36,10 @@ def test_every_test_of_the_suite_is_a_coroutine() -> None:
 ELSEWHERE = """
 import pytest_asyncio
 from tenure.storage.memory.storage import MemoryStorage
-from tenure_testing.conformance import FlowsConformance, StorageConformance
+from tenure_testing.conformance import DurableConformance, FlowsConformance, StorageConformance
 
 
-class TestElsewhere(StorageConformance, FlowsConformance):
+class TestElsewhere(StorageConformance, FlowsConformance, DurableConformance):
     @pytest_asyncio.fixture
     async def storage(self, clock):
         storage = MemoryStorage(clock=clock)

@@ -104,6 +104,15 @@ async def test_an_isolated_run_gets_the_results_of_other_jobs(mod: Any) -> None:
         assert await job.result(timeout=30) == ((1 + 2) * 3 + 5) * 3
 
 
+async def test_steps_of_an_isolated_run_need_a_storage_that_it_can_reach(mod: Any) -> None:
+    async with mod.app, mod.app.worker():
+        detail = await over(mod.app, (await mod.waits.enqueue()).id)
+
+    assert detail.job.error is not None
+    assert detail.job.error.type == "UsageError"
+    assert "cannot reach memory://" in detail.job.error.message
+
+
 async def test_progress_and_logs_of_an_isolated_run_are_stored(mod: Any) -> None:
     async with mod.app, mod.app.worker():
         job = await mod.telling.enqueue()

@@ -42,6 +42,12 @@ have arrived, it breaks the wait. "only": the wait is for completed tokens only,
 MetBy = Literal["failed", "completed", "timer"]
 """What met a need: its tokens, one of which failed or all of which completed; or its time."""
 
+StepKind = Literal["step", "sleep", "signal", "wait"]
+"""What a step is: a call of a function, a pause, a wait for a signal, or a wait for other jobs."""
+
+SLEEP = "sleep"
+"""The box of needs that wait for time alone. No token is delivered to it."""
+
 
 class JobKind(StrEnum):
     """What a job is for. Only a `JOB` has a handler; the others are never claimed, and end when their wait is over."""
@@ -113,10 +119,11 @@ class Links(Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 class StepRecord(Struct, frozen=True, gc=False):
-    """The recorded outcome of a step, which is a need of a wait so far.
+    """The recorded outcome of a step: of a function that a handler called, or of a need of a wait.
 
-    `run`: the number of the job's last run before. `at`: when it was recorded, in microseconds. `body`: the content of
-    a signal.
+    `run`: the run that recorded it; of a need, the last run before it was met. `at`: when it was recorded, in
+    microseconds. `body`: the value, the content of a signal, or the error of a failed step as JSON. `took`: the
+    microseconds that the function took.
     """
 
     name: str
@@ -124,6 +131,13 @@ class StepRecord(Struct, frozen=True, gc=False):
     at: int
     by: MetBy
     body: bytes | None = None
+    kind: StepKind = "wait"
+    took: int | None = None
+
+    @property
+    def is_failure(self) -> bool:
+        """True if a redrive forgets it: a failure, or a wait for a signal whose time was over."""
+        return self.by == "failed" or (self.by == "timer" and self.kind == "signal")
 
 
 class BoxState(Protocol):
@@ -212,11 +226,15 @@ _NO_TOKENS = BoxCounts()
 
 
 class Box(Struct):
-    """The tokens of one box, by key, in the order of their arrival. `total`: how many there will be, once known."""
+    """The tokens of one box, by key, in the order of their arrival. `total`: how many there will be, once known.
+
+    `read`: how many of them, if they are signals, the job has been awakened with.
+    """
 
     failed: dict[str, WaitToken] = field(default_factory=dict[str, WaitToken])
     completed: dict[str, WaitToken] = field(default_factory=dict[str, WaitToken])
     total: int | None = None
+    read: int = 0
 
     @property
     def arrived(self) -> int:
@@ -269,6 +287,11 @@ class Inbox(Struct):
             box.completed[token.key] = token
         return True
 
+    def note_read(self, name: str, count: int) -> None:
+        """Note that the job was awakened with the first `count` signals of a box."""
+        box = self.boxes.setdefault(name, Box())
+        box.read = max(box.read, count)
+
     def seal(self, name: str, total: int) -> bool:
         """Record how many keys a box will have; return True if that changed the inbox. The largest number counts."""
         box = self.boxes.setdefault(name, Box())
@@ -284,6 +307,17 @@ class NeedOutcome(Struct, frozen=True, gc=False):
     need: Need
     by: MetBy
     body: bytes | None = None
+
+    def step(self, run: int, now: int) -> StepRecord | None:
+        """Return the record of this outcome, if the need names a step. `run`: the job's last run."""
+        if self.need.step is None:
+            return None
+        kind: StepKind = "wait"
+        if self.need.box.startswith(SIGNAL):
+            kind = "signal"
+        elif self.need.box == SLEEP:
+            kind = "sleep"
+        return StepRecord(self.need.step, run, now, self.by, self.body, kind)
 
 
 class Open(Struct, frozen=True):

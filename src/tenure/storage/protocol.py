@@ -29,6 +29,7 @@ from tenure.core.reconcile import StaleWait
 from tenure.core.retention import KeepRule, RetentionRules
 from tenure.core.schedule import Schedule
 from tenure.core.settlement import Settlement
+from tenure.core.steps import NewStep
 from tenure.errors import UsageError
 from tenure.storage.cursors import DuePlace, due_cursor
 from tenure.storage.waiting import OutboxEntry, WaitingRevision
@@ -186,6 +187,7 @@ class LeaseRenewal(Struct, frozen=True):
     number is higher, so a message that arrives late changes nothing.
     `exclusive`: the run holds an exclusive right, which must not pass to another run while its handler goes on. Its
     worker stops the run at its limits and settles it when the handler has ended, so the limits do not bound this lease.
+    `steps`: records of steps that the run has carried out. Of two records of one name the first stays.
     """
 
     ref: Ref
@@ -201,6 +203,7 @@ class LeaseRenewal(Struct, frozen=True):
     data_number: int = 0
     log: tuple[NewLogLine, ...] = ()
     trace: str | None = None
+    steps: tuple[NewStep, ...] = ()
 
 
 class WorkerInfo(Struct, frozen=True):
@@ -795,6 +798,9 @@ class Storage(Protocol):
     flows: bool
     """True if jobs can wait for others here. If not, a call with links, a suspension or a token raises FlowError."""
 
+    steps: bool
+    """True if runs can record steps here, and mailboxes have a limit. If not, a renewal with steps raises FlowError."""
+
     async def open(self) -> None:
         """Prepare for use. Idempotent.
 
@@ -868,7 +874,8 @@ class Storage(Protocol):
 
         Guard: fence and owner match. A lease never extends past the run's limit or its progress deadline, unless the
         renewal says that the run is exclusive. A suspicion ends only if the new lease end lies ahead. A renewal of a
-        run that the owner no longer holds is refused and recorded (`RunFenced`).
+        run that the owner no longer holds is refused and recorded (`RunFenced`); it records no step either. Steps stay
+        with the job through put-backs, stalls and redrives, but a redrive forgets failures (`StepRecord.is_failure`).
 
         The beat's events are recorded unchanged. A delta is added to the figures of the current minute and hour: to
         the cells of its tasks, and to the cell of each queue. A log line, an event or a delta that was received before,

@@ -11,12 +11,13 @@ import threading
 from collections.abc import Callable, Coroutine, Iterable
 from functools import partial
 from types import CodeType, CoroutineType
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 from tenure.clock import SECOND
 from tenure.core.job import RecordedError, Ref
 from tenure.core.lease import Lease, margin, trusted_until
 from tenure.core.outcome import StopCode, UnknownReason
+from tenure.core.waiting import Wait
 from tenure.handlers.context import JobContext, ProgressReports, Report
 from tenure.storage.protocol import LeaseRenewal, NewLogLine
 from tenure.threads import WorkerThread
@@ -95,6 +96,19 @@ def overrides(reason: StopReason, before: StopReason | None) -> bool:
             return reason in ("lost", "unreachable")
         case _:
             return reason == "lost" and before != "lost"
+
+
+class RunWaits(Protocol):
+    """The steps and waits of a run whose handler uses them."""
+
+    wait: Wait | None
+    """What the job waits for, once its handler is unwound."""
+    failure: BaseException | None
+    """The error of a value that cannot be recorded or read: a further run would change nothing."""
+
+    async def close(self) -> None:
+        """Cancel the branches that are left of a handler that was unwound."""
+        ...
 
 
 class ActiveRun:
@@ -186,6 +200,8 @@ class ActiveRun:
     """The recorded error of its outcome and the exception itself, until both are logged."""
     row: int | None = None
     """Its row in the scoreboard, while there is one."""
+    steps: RunWaits | None = None
+    """Its steps and waits, if its handler has any."""
     unknown: UnknownReason | None = None
     """Why this worker cannot run it, if it cannot."""
 

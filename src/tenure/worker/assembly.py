@@ -13,6 +13,7 @@ from tenure.storage.protocol import WorkerInfo
 from tenure.threads import ThreadPool
 from tenure.worker.active_runs import Abandoned, ActiveRun, ActiveRuns, StopReason
 from tenure.worker.deps import WorkerDeps
+from tenure.worker.durable import DurableSteps
 from tenure.worker.event_loop import LoopGuard
 from tenure.worker.executor import Executor
 from tenure.worker.isolation.isolated_runs import IsolatedRuns
@@ -100,6 +101,7 @@ class WorkerParts:
             # From now on a beat would find the lease gone.
             settled=lambda run: active_runs.drop(run.key),
         )
+        durable = DurableSteps(runtime, self.threads, abandoned, stop=callbacks.stop_run)
         self.runner = Runner(
             runtime.tasks,
             runtime.codec,
@@ -114,6 +116,7 @@ class WorkerParts:
             short=self.recycler.shortage,
             report=active_runs.report,
             open_transaction=transactions.open,
+            open_steps=durable.open,
         )
         self.isolated_runs = IsolatedRuns(
             runtime,

@@ -14,7 +14,7 @@ import functools
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, cast
 
 from tenure.client.codec import Codec
 from tenure.client.task import Task
@@ -31,20 +31,23 @@ from tenure.core.outcome import (
     Returned,
     Snoozed,
     Stalled,
+    Suspended,
     TimedOut,
     Unknown,
     Unreadable,
 )
+from tenure.core.suspension import HandlerSuspended
 from tenure.core.text import storable
-from tenure.errors import LeaseLostError
+from tenure.errors import LeaseLostError, StepFailedError, WaitTimeoutError
 from tenure.failures import TRACEBACK_KEPT, class_name, is_a, recorded, redacted_repr
 from tenure.handlers.context import JobContext, OpenTransaction, entered
 from tenure.handlers.control import Cancel, RateLimited, Reject, RetryLater, Snooze
+from tenure.handlers.durable import StepEngine
 from tenure.handlers.functions import is_async
 from tenure.handlers.injection import Needs, Provider, needs
 from tenure.handlers.middleware import Middleware, RunCall, WrappedHandler, wrap
 from tenure.threads import NoThreadError, ThreadPool, WorkerThread, unwrapped, wrapped
-from tenure.worker.active_runs import CANCEL_GRACE, SILENT, Abandoned, ActiveRun, RunKey, StopReason
+from tenure.worker.active_runs import CANCEL_GRACE, SILENT, Abandoned, ActiveRun, RunKey, RunWaits, StopReason
 from tenure.worker.injected import InjectedValues
 from tenure.worker.known_tasks import why_unknown
 from tenure.worker.recycling import is_shortage
@@ -198,6 +201,11 @@ JOB_LOGGER = "jobs"
 RESULT_KEPT = 1_000
 """The number of characters kept of the `repr` of a result that cannot be recorded."""
 
+SWALLOWED = (
+    "a wait has unwound the handler, but the handler caught HandlerSuspended and returned; let it pass: catch "
+    "Exception instead of BaseException, do not return in `finally`, and do not use gather(return_exceptions=True)"
+)
+
 Overdue = Callable[[ActiveRun, Outcome], None]
 """Takes a run that does not end, and the outcome that it gets."""
 
@@ -221,9 +229,10 @@ class Runner:
         short: Callable[[RecordedError], None] = lambda error: None,
         report: Callable[[RunKey], None] = lambda key: None,
         open_transaction: OpenTransaction | None = None,
+        open_steps: Callable[[ActiveRun], StepEngine] | None = None,
     ) -> None:
         self._tasks = tasks
-        self._open_transaction = open_transaction
+        self._open_transaction, self._open_steps = open_transaction, open_steps
         self._codec = codec
         self._threads = threads
         self._clock = clock
@@ -259,7 +268,13 @@ class Runner:
         if run.stop is not None:
             return stopped(run)
         run.context = JobContext(
-            job, run.signs, self._clock.uptime, self._state(), self._report_run, self._open_transaction
+            job,
+            run.signs,
+            self._clock.uptime,
+            self._state(),
+            self._report_run,
+            self._open_transaction,
+            None if self._open_steps is None else functools.partial(self._open_steps, run),
         )
         entered(run.context)
         if self._job_logger.isEnabledFor(logging.INFO):
@@ -285,7 +300,12 @@ class Runner:
             outcome = _failed(run, _outcome_of(error, task, run, self._logger), error)
             if isinstance(outcome, Raised) and outcome.shortage:
                 self._short(outcome.error)
+            if run.steps is not None and run.steps.wait is not None:
+                await _close_branches(run.steps)
         else:
+            if run.steps is not None and run.steps.wait is not None:
+                await _close_branches(run.steps)
+                return Rejected(RecordedError(HandlerSuspended.__name__, SWALLOWED))
             if run.settled:
                 if value is not None:
                     self._logger.warning(
@@ -502,7 +522,36 @@ def _outcome_of(error: BaseException, task: Task[..., Any], run: ActiveRun, logg
         return Raised(recorded(failure)) if run.stop is None else stopped(run)
 
 
-def _interpret(error: BaseException, task: Task[..., Any], run: ActiveRun, logger: logging.Logger) -> Outcome:
+async def _close_branches(steps: RunWaits) -> None:
+    try:
+        await steps.close()
+    except asyncio.CancelledError:
+        # The run was stopped meanwhile, and has its outcome.
+        return
+
+
+def _without_suspension(error: BaseException) -> BaseException | None:
+    """Return the exception without those that only unwind a handler that waits; None if nothing else is left."""
+    if is_a(error, HandlerSuspended):
+        return None
+    if is_a(error, BaseExceptionGroup):
+        suspended, rest = cast(BaseExceptionGroup[BaseException], error).split(HandlerSuspended)
+        return error if suspended is None else rest
+    return error
+
+
+def _suspended(run: ActiveRun) -> Outcome:
+    """Return the outcome of a run whose handler was unwound by a wait."""
+    if run.steps is None or run.steps.wait is None:
+        return Rejected(RecordedError(HandlerSuspended.__name__, "the handler raised HandlerSuspended itself"))
+    # A worker that stops takes the wait: it is over sooner than another run.
+    return Suspended(run.steps.wait) if run.stop in (None, "shutdown", "worker_failed") else stopped(run)
+
+
+def _interpret(raised: BaseException, task: Task[..., Any], run: ActiveRun, logger: logging.Logger) -> Outcome:
+    error = _without_suspension(raised)
+    if error is None:
+        return _suspended(run)
     # Do not use `isinstance` on the exception: its class may give a false `__class__`.
     control: Any = error
     if is_a(error, Snooze, RetryLater, RateLimited) and run.stops_for("cancelled", *SILENT):
@@ -530,6 +579,11 @@ def _interpret(error: BaseException, task: Task[..., Any], run: ActiveRun, logge
         return stopped(run)
     if is_a(error, asyncio.CancelledError):
         return _cancelled_from_within(error)
+    if run.steps is not None and run.steps.failure is not None:
+        return Unreadable(recorded(error))
+    if run.steps is not None and is_a(error, StepFailedError, WaitTimeoutError):
+        # Each later run would get the same.
+        return Raised(recorded(error), final=True)
     if task.retry.final(error):
         return Raised(recorded(error), final=True, shortage=is_shortage(error))
     after = delay_by_function(task.retry, run.lease.job, error, logger)

@@ -67,6 +67,7 @@ from tenure.core.retention import KeepRule, RetentionRules
 from tenure.core.retry import Backoff
 from tenure.core.schedule import Schedule
 from tenure.core.settlement import Settlement, settlement
+from tenure.core.steps import NewStep
 from tenure.storage.memory.model import Model
 from tenure.storage.protocol import (
     EVENTS_END,
@@ -318,6 +319,7 @@ class RenewalTemplate:
     """How often each log line is repeated. A log keeps a thousand lines."""
 
     trace: str | None
+    steps: tuple[NewStep, ...]
 
     def of(self, lease: Lease) -> LeaseRenewal:
         """Return the renewal of a lease."""
@@ -335,8 +337,18 @@ class RenewalTemplate:
             note=self.note,
             log=self.log * self.times,
             trace=self.trace,
+            steps=self.steps,
         )
 
+
+steps = st.builds(
+    NewStep,
+    name=st.sampled_from(("a", "a#2", "a~1", "b@x")),
+    kind=st.sampled_from(("step", "step", "sleep")),
+    by=st.sampled_from(("completed", "failed", "timer")),
+    body=st.sampled_from((None, b"", b"1", b"\x00\xff")),
+    took=st.sampled_from((None, 0, 5 * SECOND)),
+)
 
 renewal_templates = st.builds(
     RenewalTemplate,
@@ -352,6 +364,7 @@ renewal_templates = st.builds(
     log=log_lines,
     times=st.sampled_from((1, 1, 600)),
     trace=st.sampled_from((None, None, "here ☃", "there", "")),
+    steps=st.lists(steps, max_size=2).map(tuple) | st.just(()),
 )
 
 infos = st.none() | st.builds(
@@ -638,6 +651,8 @@ class StorageMachine(RuleBasedStateMachine):
         by = _owner(Lease(active[holder % len(active)])) if active else OWNERS[holder % len(OWNERS)]
         renewals = [template.of(Lease(job)) for job in active if template is not None and job.owner == by.id]
         renewals += [sign.of(self.leases[-1 - position]) for position, sign in others if position < len(self.leases)]
+        if not self.storage.steps:
+            renewals = [structs.replace(renewal, steps=()) for renewal in renewals]
         events: tuple[Event | FiguresDelta, ...] = ()
         if announced:
             delta = FiguresDelta((TaskCounts("a", "t", end_of("failed")), TaskCounts("b", "u", end_of("completed"))))

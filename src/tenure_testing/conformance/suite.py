@@ -35,6 +35,7 @@ from tenure_testing.conformance.renew import RenewConformance
 from tenure_testing.conformance.retention import RetentionConformance
 from tenure_testing.conformance.revise import ReviseConformance
 from tenure_testing.conformance.schedules import SchedulesConformance
+from tenure_testing.conformance.steps import DurableConformance, StepsRefusalConformance
 from tenure_testing.conformance.sweep import ElectionConformance, SweepConformance
 from tenure_testing.conformance.ttl import TtlConformance
 from tenure_testing.conformance.tune import TuneConformance
@@ -93,12 +94,15 @@ class StorageConformance(
     NoticesConformance,
     DifferentialConformance,
     RegressionsConformance,
+    StepsRefusalConformance,
 ):
     """All tests of a storage. A subclass defines the fixture `storage`: an opened storage that reads the `clock`.
 
-    The subclass is also one of `FlowsConformance`, if the storage keeps flows, or else of `NoFlowsConformance`.
+    The subclass is also one of `FlowsConformance`, if the storage keeps flows, or else of `NoFlowsConformance`. If the
+    storage keeps steps, it is one of `DurableConformance`, too.
     """
 
     async def test_the_suite_fits_what_the_storage_keeps(self, storage: Storage) -> None:
         assert isinstance(self, FlowsConformance) == storage.flows
         assert isinstance(self, NoFlowsConformance) == (not storage.flows)
+        assert isinstance(self, DurableConformance) == storage.steps

@@ -11,7 +11,7 @@ from tenure.errors import StorageError
 from tenure.storage.waiting import DeliverToken, SealBox
 from tenure_testing.simulation.environment import WorldEnvironment
 from tenure_testing.simulation.event_loop import Node
-from tenure_testing.simulation.flow_workload import MEMBERS, SIGNAL_BOX, Flow, flow
+from tenure_testing.simulation.flow_workload import MEMBERS, SIGNAL_BOX, SimulatedFlow, flow
 from tenure_testing.simulation.network import SimNet
 
 SIGNALS = 4
@@ -40,7 +40,7 @@ class FlowClient:
             await asyncio.sleep(self._rng.expovariate(plan.flows / (plan.span * 0.6)))
             await self._send(flow(environment.app, self._rng, number, environment.clock))
 
-    async def _send(self, sent: Flow) -> None:
+    async def _send(self, sent: SimulatedFlow) -> None:
         environment = self._environment
         environment.sending.update(sent.refs)
         if self._rng.random() < 0.2:

@@ -39,7 +39,7 @@ PAUSES = 3
 
 
 @dataclass
-class Flow:
+class SimulatedFlow:
     """A flow as its client sends it: the calls in order, the boxes to seal then, and the jobs that may get signals."""
 
     calls: list[list[NewJob]]
@@ -78,7 +78,7 @@ class Pauses:
         return structs.replace(sent, decision=Suspend(wait=wait), ended=RunEnd("released", "suspended"), events=events)
 
 
-def flow(app: Tenure, rng: Random, number: int, clock: Clock) -> Flow:
+def flow(app: Tenure, rng: Random, number: int, clock: Clock) -> SimulatedFlow:
     """Return a random flow."""
     return rng.choice((_graph, _graph, _wide, _group, _pausing))(_Drawer(app, rng, f"f{number}", clock))
 
@@ -153,7 +153,7 @@ def linked(job: NewJob, links: Links) -> NewJob:
     return structs.replace(job, links=links)
 
 
-def _graph(drawer: _Drawer) -> Flow:
+def _graph(drawer: _Drawer) -> SimulatedFlow:
     """Return a graph of three to six jobs, each of which waits for one or two earlier ones."""
     rng = drawer.rng
     jobs = [drawer.job(f"{number}") for number in range(rng.randint(3, 6))]
@@ -166,7 +166,7 @@ def _graph(drawer: _Drawer) -> Flow:
         if rng.random() < 0.2:
             needs[job.ref].append(drawer.signal("go"))
     ready = [linked(job, _links(needs[job.ref], dependents[job.ref], rng)) for job in reversed(jobs)]
-    return Flow([ready] if rng.random() < 0.5 else [[job] for job in ready])
+    return SimulatedFlow([ready] if rng.random() < 0.5 else [[job] for job in ready])
 
 
 def _links(needs: list[Need], dependents: list[Dependent], rng: Random) -> Links:
@@ -174,7 +174,7 @@ def _links(needs: list[Need], dependents: list[Dependent], rng: Random) -> Links
     return Links(Wait(tuple(needs), want) if needs else None, tuple(dependents))
 
 
-def _wide(drawer: _Drawer) -> Flow:
+def _wide(drawer: _Drawer) -> SimulatedFlow:
     """Return ten jobs that wait for one, and one that waits for the ten, waiters first."""
     middle = [drawer.job(f"{number}", tasks=("quick", "flaky")) for number in range(1, WIDTH)]
     first = drawer.job("0", tasks=("quick", PAUSING))
@@ -189,10 +189,10 @@ def _wide(drawer: _Drawer) -> Flow:
         for job in middle
     ]
     jobs.append(linked(first, Links(dependents=tuple(Dependent(job.ref, first.id, END) for job in middle))))
-    return Flow([jobs])
+    return SimulatedFlow([jobs])
 
 
-def _group(drawer: _Drawer) -> Flow:
+def _group(drawer: _Drawer) -> SimulatedFlow:
     """Return a group whose members come in several calls before it is sealed, and a job that waits for it."""
     rng = drawer.rng
     after = drawer.job("after")
@@ -203,13 +203,13 @@ def _group(drawer: _Drawer) -> Flow:
     need = Need(box="group", source=group.ref, mode=rng.choice(MODES))
     half = rng.randint(0, size)
     calls = [[linked(after, Links(Wait((need,)))), group], members[:half], members[half:]]
-    return Flow([call for call in calls if call], [(group.ref, size)])
+    return SimulatedFlow([call for call in calls if call], [(group.ref, size)])
 
 
-def _pausing(drawer: _Drawer) -> Flow:
+def _pausing(drawer: _Drawer) -> SimulatedFlow:
     """Return a job that suspends itself, and one that waits for it."""
     first, last = drawer.job("first", tasks=(PAUSING,)), drawer.job("last")
     need = Need(box="first", source=first.ref, mode=drawer.rng.choice(MODES))
-    return Flow(
+    return SimulatedFlow(
         [[linked(last, Links(Wait((need,)))), linked(first, Links(dependents=(Dependent(last.ref, "first", END),)))]]
     )

@@ -266,6 +266,7 @@ class SimNet:
     shared = False
     remote = True
     flows = True
+    steps = True
 
     def __init__(self, server: SimServer) -> None:
         self.cut: Cut | None = None

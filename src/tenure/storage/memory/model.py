@@ -405,6 +405,8 @@ class Model(ScheduleStore):
                 continue
             if renewal.trace is not None:
                 self._runs[job.ref][-1] = structs.replace(self._runs[job.ref][-1], trace=renewal.trace)
+            if renewal.steps:
+                self._add_steps(job, renewal.steps, now)
             if renewal.extend:
                 self._extend(job, renewal, now)
             if job.cancel_at is not None:
@@ -801,6 +803,8 @@ class Model(ScheduleStore):
             job = structs.replace(job, score=score)
         self._runs[job.ref] = list(detail.runs)
         self._log[job.ref] = list(detail.log)
+        if detail.steps:
+            self._steps[job.ref] = {step.name: step for step in detail.steps}
         if detail.log:
             last = detail.log[-1].run
             self._logged[job.ref] = LogPosition(run=last, lines=len(detail.log) + detail.log_dropped)
@@ -847,7 +851,7 @@ class Model(ScheduleStore):
     def _redrive(self, job: JobRecord, now: int, *, delay: int = 0, by: str | None, by_rule: bool = False) -> None:
         if self._redrive_waiting(job, by, now):
             return
-        again = redriven(job, now, delay=delay, by_rule=by_rule)
+        again = redriven(self._forget_failures(job), now, delay=delay, by_rule=by_rule)
         if again.state is State.WAITING:
             again = structs.replace(again, score=self._indexes.score(again, again.run_at, now))
         self._replace(job, again)

@@ -41,6 +41,7 @@ from tenure.storage.protocol import (
     Target,
     jobs_of_ticks,
 )
+from tenure.storage.steps import require_valid_signals, require_valid_steps
 from tenure.storage.waiting import require_valid, require_valid_waits
 
 T = TypeVar("T")
@@ -53,6 +54,7 @@ class MemoryStorage:
     shared = False
     remote = False
     flows = True
+    steps = True
 
     def __init__(self, *, clock: Clock | None = None) -> None:
         self.model = Model(clock or SystemClock())
@@ -92,6 +94,7 @@ class MemoryStorage:
 
     async def renew(self, beat: RenewRequest) -> RenewResult:
         """See `Storage.renew`."""
+        require_valid_steps(beat.renewals)
         return self._step(lambda: self.model.renew(beat))
 
     async def sweep(self, bid: SweepRequest) -> SweepResult:
@@ -104,6 +107,7 @@ class MemoryStorage:
 
     async def revise(self, revisions: Sequence[Revision]) -> list[RevisionResult]:
         """See `Storage.revise`."""
+        require_valid_signals(revisions)
         return self._step(lambda: self.model.revise(revisions))
 
     async def receive(self, batch: MoveBatch) -> MoveReceipt:

@@ -1,7 +1,7 @@
 """The model's waits: delivers tokens, awakens or ends the jobs that wait, and notifies the dependents of each end."""
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from msgspec import structs
@@ -15,6 +15,7 @@ from tenure.core.job import DebounceKey, JobRecord, NewJob, RecordedError, Ref, 
 from tenure.core.lifecycle import TERMINAL, State
 from tenure.core.order import entered_at
 from tenure.core.reconcile import StaleWait, asks_for_jobs, missing_ends
+from tenure.core.steps import SIGNALS_LIMIT, NewStep, forgotten_by_redrive
 from tenure.core.transition import redriven
 from tenure.core.waiting import (
     EARLY_FAILURE,
@@ -115,7 +116,7 @@ class WaitingRules(EnqueueRules):
         """Carry out a revision that concerns what jobs wait for."""
         match revision:
             case DeliverToken(token=token):
-                if token.box.startswith(SIGNAL) and job.state in TERMINAL:
+                if token.box.startswith(SIGNAL) and (job.state in TERMINAL or self._is_full(job.ref, token)):
                     return RevisionResult(job.ref, "refused", job.state)
                 self._deliver(job.ref, token, now)
             case SealBox(box=box, total=total):
@@ -136,6 +137,11 @@ class WaitingRules(EnqueueRules):
             self._note_early_failure(job, links, token, now)
         if token.box != EARLY_FAILURE:
             self._arrived(job, now)
+
+    def _is_full(self, ref: Ref, signal: WaitToken) -> bool:
+        """Return True if a job has not read so many signals of this name that it takes no other one."""
+        box = self._inbox(ref).box(signal.box)
+        return signal.key not in box.completed and box.arrived - box.read >= SIGNALS_LIMIT
 
     def _arrived(self, job: JobRecord, now: int) -> None:
         """Evaluate the wait of a job whose inbox has changed."""
@@ -230,10 +236,11 @@ class WaitingRules(EnqueueRules):
 
     def _wake(self, job: JobRecord, outcomes: Sequence[NeedOutcome], now: int) -> None:
         """Put a suspended job back into its queue at its old place, with new budgets, and record what it waited for."""
-        steps = self._steps.setdefault(job.ref, {})
         for outcome in outcomes:
-            if (name := outcome.need.step) is not None:
-                steps.setdefault(name, StepRecord(name, job.starts, now, outcome.by, outcome.body))
+            if (record := outcome.step(job.starts, now)) is not None:
+                self._steps.setdefault(job.ref, {}).setdefault(record.name, record)
+            if outcome.need.box.startswith(SIGNAL) and outcome.by != "timer":
+                self._inbox(job.ref).note_read(outcome.need.box, outcome.need.count or 0)
         if job.starts:
             score, expires_at = self._indexes.score_again(job, now), None
         else:
@@ -287,6 +294,31 @@ class WaitingRules(EnqueueRules):
         if failed is not None and failed.error is not None:
             message += f": {failed.error.type}: {failed.error.message}"
         return RecordedError(_DEPENDENCY_ERROR, message)
+
+    # ── steps ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _add_steps(self, job: JobRecord, steps: Iterable[NewStep], now: int) -> None:
+        """Store the records of an active run. The first record of a name stays."""
+        known = self._steps.setdefault(job.ref, {})
+        for step in steps:
+            record = StepRecord(step.name, job.starts, now, step.by, step.body, step.kind, step.took)
+            known.setdefault(record.name, record)
+
+    def _forget_failures(self, job: JobRecord) -> JobRecord:
+        """Forget the recorded failures of a job that is redriven, so that it tries these steps again."""
+        steps = self._steps.get(job.ref, {})
+        failed = forgotten_by_redrive(steps.values())
+        for name in failed:
+            del steps[name]
+        links = job.links
+        if not failed or links is None or links.wait is None:
+            return job
+        # The wait stays over, but its time counts from the next wait for the same.
+        needs = tuple(
+            structs.replace(need, until=0) if need.step in failed and need.until is not None else need
+            for need in links.wait.needs
+        )
+        return structs.replace(job, links=structs.replace(links, wait=structs.replace(links.wait, needs=needs)))
 
     # ── redrives ──────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -59,7 +59,10 @@ from tenure.storage.protocol import (
 )
 from tenure.storage.sql import acts, exchange, moves, published_tasks, reading, renew, revise, schedules, sweep, tune
 from tenure.storage.sql.transaction import Transaction
+from tenure.storage.steps import require_no_recorded_steps, require_no_steps
 from tenure.storage.waiting import require_valid, require_valid_waits
+
+_NAME = "PostgreSQL"
 
 _CLOSING = 10.0
 """How many seconds `close` waits for writes that are under way."""
@@ -71,6 +74,7 @@ class PostgresStorage:
     shared = True
     remote = True
     flows = True
+    steps = False
 
     def __init__(self, address: PostgresAddress, *, clock: Clock | None = None, auto_migrate: bool = True) -> None:
         """`clock`: decides the instants in place of the server's clock; for tests.
@@ -212,6 +216,7 @@ class PostgresStorage:
 
     async def renew(self, beat: RenewRequest) -> RenewResult:
         """See `Storage.renew`."""
+        require_no_steps(_NAME, beat.renewals)
         if beat.worker is not None:
             beat = replace(beat, worker=replace(beat.worker, schema=SCHEMA))
         try:
@@ -251,6 +256,7 @@ class PostgresStorage:
             UsageError: a name of a job contains NUL, which PostgreSQL cannot hold.
         """
         require_valid(call.job for call in batch.calls)
+        require_no_recorded_steps(_NAME, batch)
         for detail in batch.jobs:
             require_storable(detail.job)
         for call in batch.calls:
