@@ -64,6 +64,11 @@ class PartitionContents:
         length: int = self._ask("LLEN", kind, name)
         return length
 
+    def bits(self, kind: str, name: str) -> set[int]:
+        """Return the numbers of the bits that are set."""
+        body = self._string(kind, name) or b""
+        return {8 * at + place for at, byte in enumerate(body) for place in range(8) if byte & (128 >> place)}
+
     def calls(self, ref: str) -> list[str]:
         """Return the calls that were merged into a job."""
         return [call.decode() for call in self._ask("LRANGE", "calls", ref, 0, -1)]
@@ -261,9 +266,9 @@ def _of_inboxes(contents: PartitionContents) -> Iterator[str]:
     for kind, mark, found in (("inbox", "boxed", inboxes), ("steps", "stepped", steps)):
         if found != (wanted := {ref for ref, job in contents.jobs.items() if job.get(mark)}):
             yield f"{kind} is kept of {found}, the records say {wanted}"
-    failed_of = set(contents.names("inbox_failed"))
-    if not failed_of <= inboxes:
-        yield f"failed keys are kept of {failed_of - inboxes}, which have no inbox"
+    for kind in ("inbox_failed", "inbox_arrived", "inbox_completed"):
+        if not (found := set(contents.names(kind))) <= inboxes:
+            yield f"{kind} is kept of {found - inboxes}, which have no inbox"
     for ref in inboxes:
         tokens: defaultdict[str, dict[str, bytes]] = defaultdict(dict)
         counts: dict[str, int] = {}
@@ -274,6 +279,11 @@ def _of_inboxes(contents: PartitionContents) -> Iterator[str]:
                 tokens[box][key] = body
             elif field[0] in "af" and int(body):
                 counts[field] = int(body)
+        if (bits := contents.jobs[ref].get("bits")) is not None:
+            completed = contents.bits("inbox_completed", ref)
+            tokens[bits] |= {
+                f"{number}": b"c" if number in completed else b"f" for number in contents.bits("inbox_arrived", ref)
+            }
         wanted_counts = {f"a{box}": len(keys) for box, keys in tokens.items()}
         wanted_counts |= {f"f{box}": many for box, keys in tokens.items() if (many := [*keys.values()].count(b"f"))}
         if counts != wanted_counts:

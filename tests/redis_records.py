@@ -32,7 +32,20 @@ RARE = frozenset(
             "fault",
         ),
         *("progress", "progress_note", "data", "data_number", "logged"),
-        *("wait", "timeless", "dependents", "more", "kind", "flow", "plan", "wake_at", "entry", "boxed", "stepped"),
+        *(
+            "wait",
+            "timeless",
+            "dependents",
+            "more",
+            "kind",
+            "flow",
+            "plan",
+            "wake_at",
+            "entry",
+            "boxed",
+            "bits",
+            "stepped",
+        ),
     )
 )
 SPECIAL = frozenset(

@@ -102,7 +102,7 @@ INNER_FLOORS: dict[str, tuple[str, ...]] = {
         "acts claim_numbers collecting crashes differential due_order enqueue events exchange many_queues notices "
         "order published_tasks reading reclaim regressions renew revise sweep ttl tune unique_keys waiting",
         "concurrency_keys dead_letters figures flows limits moves pause rates reconcile retention schedules steps "
-        "unknown_tasks",
+        "trees unknown_tasks",
         "suite",
         "__init__",
     ),

@@ -27,6 +27,7 @@ from tenure import (
     Collect,
     Debounce,
     DeleteReport,
+    Failed,
     Flow,
     FlowJob,
     Inject,
@@ -637,6 +638,11 @@ async def join_all(texts: list[str]) -> str:
 
 
 @app.task
+async def either_way(rows: list[int] | Failed) -> str:
+    return ""
+
+
+@app.task
 async def nothing_taken() -> str:
     return ""
 
@@ -683,12 +689,15 @@ async def graphs() -> None:
         rows = dag.add(fetch_rows.call("x"))
         assert_type(rows, Node[list[int]])
         assert_type(rows.value, list[int])
+        assert_type(rows.outcome, list[int] | Failed)
+        dag.add(either_way.call(rows.outcome))
         number = dag.add(total.call(rows.value), after=[rows], on_failure="ignore")
         both = dag.add(app.group(label.call(number.value), total.call([number.value, number.value])))
         assert_type(both, Node[tuple[str, int]])
         dag.add(pair_up.call((number.value, "x")), name="paired")
         dag.on_failure(nothing_taken.call())
         # The result of another type, an unknown word, and a link where a call is expected.
+        dag.add(total.call(rows.outcome))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
         dag.add(label.call(rows.value))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
         dag.add(nothing_taken.call(), on_failure="skip")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
         dag.add(total.take())  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]

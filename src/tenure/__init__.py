@@ -16,6 +16,7 @@ from tenure.client.job_info import JobInfo, JobWithRuns, LogEntry, RunInfo
 from tenure.client.job_template import EncodedCall as Call
 from tenure.client.jobs import DeleteReport, JobFilter, JobPage, Jobs, PurgeReport
 from tenure.client.queue import Queue, QueueSettings
+from tenure.client.references import Failed
 from tenure.client.router import Router
 from tenure.client.schedules import Schedules
 from tenure.client.sending import ProceedSending, SendCall, SendMiddleware
@@ -157,6 +158,7 @@ __all__ = [
     "DuplicateJobError",
     "Event",
     "EventsTrimmed",
+    "Failed",
     "Flow",
     "FlowBroken",
     "FlowError",

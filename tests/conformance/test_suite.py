@@ -11,9 +11,12 @@ import pytest
 import tenure
 from tenure_testing.conformance import DurableConformance, FlowsConformance, NoFlowsConformance, StorageConformance
 from tenure_testing.conformance.reconcile import ReconcileConformance
+from tenure_testing.conformance.trees import TreesConformance
 
 
-class _Whole(StorageConformance, FlowsConformance, ReconcileConformance, NoFlowsConformance, DurableConformance):
+class _Whole(
+    StorageConformance, FlowsConformance, ReconcileConformance, TreesConformance, NoFlowsConformance, DurableConformance
+):
     """All parts of the suite."""
 
 

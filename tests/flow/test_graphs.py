@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tenure import FlowError, Graph, JobFailedError, Node, State, Tenure, UsageError
+from tenure import Failed, FlowError, Graph, JobFailedError, Node, State, Tenure, UsageError
 from tenure.testing import JobTester
 from tests.flow.compositions import Row, RunFlow, Steps, ended, records
 from tests.flow.compositions import run_flow as run_flow
@@ -106,6 +106,59 @@ def test_a_node_that_ignores_a_failure_runs_without_the_result(run_flow: RunFlow
         await job.result()
         assert await job.node(maybe).result() == ("got None" if broken else "got 2")
         assert await job.node(noted).result() == "after"
+
+    run_flow(scenario)
+
+
+@pytest.mark.parametrize("end", ["completed", "failed", "deleted"])
+def test_a_node_may_get_the_outcome_of_another(run_flow: RunFlow, end: str) -> None:
+    async def scenario(harness: Harness, steps: Steps) -> None:
+        seen: list[object] = []
+
+        @steps.app.task(name="look")
+        async def look(before: str, number: int | Failed, after: str = "x", *, rows: dict[str, Any] | Failed) -> None:
+            seen.extend([before, number, after, rows])
+
+        @steps.app.task(name="named")
+        async def named(value: int) -> dict[str, Any]:
+            return {"value": value, "queue": "q", "id": "i", "state": "failed"}
+
+        await harness.start(steps.app.worker(), "second")
+        steps.broken = set() if end == "completed" else {1}
+        with steps.app.flow("outcomes") as dag:
+            first = dag.add(steps.double.options(delay="1h" if end == "deleted" else 0).call(1))
+            rows = dag.add(named.call(3))
+            dag.add(look.call("a", first.outcome, "b", rows=rows.outcome), after=[rows])
+        job = await dag.enqueue()
+        if end == "deleted":
+            await job.node(first).delete()
+        await job.result()
+        ref = job.node(first).ref
+        failed = Failed(
+            queue=ref.queue, id=ref.id, state=State.FAILED, reason="rejected", error="Reject", message="1 is broken"
+        )
+        wanted = {"completed": 2, "deleted": Failed(queue=ref.queue, id=ref.id, state=None)}.get(end, failed)
+
+        assert seen == ["a", wanted, "b", {"value": 3, "queue": "q", "id": "i", "state": "failed"}]
+
+    run_flow(scenario)
+
+
+def test_the_stricter_of_two_edges_to_one_node_counts(run_flow: RunFlow) -> None:
+    async def scenario(harness: Harness, steps: Steps) -> None:
+        @steps.app.task(name="look")
+        async def look(number: int | Failed, again: int = 0) -> None: ...
+
+        steps.broken = {1}
+        with steps.app.flow("outcomes") as dag:
+            first = dag.add(steps.double.call(1))
+            strict = dag.add(look.call(first.outcome, first.value))
+        job = await dag.enqueue()
+        with pytest.raises(JobFailedError, match="1 is broken"):
+            await job.result()
+
+        assert (await records(harness))["~look"].reason == "dependency"
+        assert await job.node(strict).state() is State.FAILED
 
     run_flow(scenario)
 
@@ -227,6 +280,9 @@ async def test_a_graph_that_is_invalid_is_refused_by_name() -> None:
         "waits for 65 others, the limit is 64": fan_in,
         "give the parameter 'number' a default": left_out,
         "for on_failure gets the result of a node": called_back,
+        r"annotate the parameter as that, \(number: int \| Failed\)": lambda dag: dag.add(
+            double.call(dag.add(double.call(1)).outcome)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        ),
         "name = 'a/b' must be": add(note.call("x"), name="a/b"),
         "the flow 'bad' gets 5, which is not a call": add(5),
         "on_failure = 'skip' is unknown": add(note.call("x"), on_failure="skip"),

@@ -24,6 +24,7 @@ from tenure.ops.diagnosis import outbox_findings
 from tenure.outbox.outbox import LIMIT, Outbox
 from tenure.storage.connections import run_now
 from tenure.storage.protocol import Settings, Target
+from tenure.storage.sqlite.storage import SQLiteStorage
 from tests.exposition import Family, read
 from tests.flow.test_transactions import SYNC, ids, marked
 from tests.flow.transactions import KINDS, Begin, Transaction, autocommitting
@@ -414,7 +415,11 @@ def test_an_address_that_names_no_database_is_refused() -> None:
 
 
 @pytest.mark.parametrize("kind", marked(["sqlite3"]), indirect=True)
-async def test_a_call_with_links_is_refused_before_the_commit(kind: str, outbox_url: str, tmp_path: Path) -> None:
+async def test_a_call_with_links_is_refused_before_the_commit(
+    kind: str, outbox_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As a storage of another program may be.
+    monkeypatch.setattr(SQLiteStorage, "flows", False)
     app = Tenure(f"sqlite:///{tmp_path}/queue.db", outbox=outbox_url)
 
     @app.task

@@ -33,7 +33,7 @@ STORED_APART = {"queue", "id", "payload", "result"}
 LINKS = {"wait", "dependents", "kind", "flow", "plan"}
 """How a job depends on others: the field `links` of a record, in several fields."""
 
-OWN = {"made", "run_fence", "run_end", "logged", "more", "wake_at", "timeless", "entry", "boxed", "stepped"}
+OWN = {"made", "run_fence", "run_end", "logged", "more", "wake_at", "timeless", "entry", "boxed", "bits", "stepped"}
 """The partition's number of the job, what belongs to its last run, and what only scripts use."""
 
 

@@ -3,6 +3,7 @@
 import ast
 import re
 from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 from random import Random
 from typing import TypeVar
@@ -10,15 +11,18 @@ from typing import TypeVar
 import pytest
 
 import tenure
-from tenure.core.job import Key
-from tenure.core.outcome import Returned
+from tenure.core.job import Key, Ref
+from tenure.core.outcome import Cancelled, Outcome, Returned, Snoozed
+from tenure.core.retention import KeepRule, RetentionRules
 from tenure.core.settlement import settlement
-from tenure.storage.protocol import ClaimRequest, LeaseRenewal, NewLogLine, RenewRequest
-from tenure.storage.sql import exchange, renew
+from tenure.core.waiting import JobKind, Links, Need, TokenOutcome, Wait, WaitToken
+from tenure.storage.protocol import ClaimRequest, LeaseRenewal, NewLogLine, RenewRequest, Settings, Target
+from tenure.storage.sql import exchange, renew, revise, tune
 from tenure.storage.sqlite.database import Database
 from tenure.storage.sqlite.locks import Locks, lock_file
 from tenure.storage.sqlite.statements import STATEMENTS, positional
 from tenure.storage.sqlite.transaction import SQLiteTransaction
+from tenure.storage.waiting import DeliverToken
 from tests.storage.helpers import job, owner
 
 T = TypeVar("T")
@@ -111,6 +115,58 @@ def test_ten_jobs_with_keys_take_a_bounded_number_of_statements(tmp_path: Path, 
     assert len(first) == len(answer.leases) == 10
     assert {verdict.verdict for verdict in answer.verdicts} == {"done"}
     assert {name: count for name, count in taken.items() if count > BOUNDS.get(name, 100)} == {}
+
+
+def test_plain_jobs_touch_no_table_of_waits(tmp_path: Path) -> None:
+    path = str(tmp_path / "jobs.db")
+    connection = Database(path, Locks(lock_file(path)), durability="fast", auto_migrate=True).writer()
+    seen: list[str] = []
+    connection.set_trace_callback(seen.append)
+    tx = SQLiteTransaction(connection)
+    tx.now = 1_000_000
+    keep_none = Settings(retention=RetentionRules(completed=KeepRule(0, 0)))
+    tune.tune(tx, Target("queue", "q"), keep_none, None, None)
+    tx.flush()
+    for number in range(3):
+        exchange.enqueue_all(tx, [[job(f"{number}{place}") for place in range(3)], [job(f"{number}alone")]])
+        leases = exchange.exchange(tx, ME, [], ClaimRequest(("q",), 10)).leases
+        outcomes: tuple[Outcome, ...] = (Returned(b"1"), Snoozed(0), Cancelled(), Returned(b"2"))
+        settlements = [settlement(lease, outcome, Random(1)) for lease, outcome in zip(leases, outcomes, strict=False)]
+        exchange.exchange(tx, ME, settlements, ClaimRequest(("q",), 10))
+        tx.flush()
+    connection.close()
+
+    assert seen
+    assert [text for text in seen if re.search("tenure_(token|inbox|step|entry)", text)] == []
+
+
+def steps_of_a_token(tmp_path: Path, *, members: int) -> int:
+    """Return how many instructions SQLite runs for a token of a group of which many members have ended."""
+    path = str(tmp_path / f"{members}.db")
+    connection = Database(path, Locks(lock_file(path)), durability="fast", auto_migrate=True).writer()
+    tx = SQLiteTransaction(connection)
+    tx.now = 1_000_000
+    wait = Wait((Need(box="members", count=members + 2, mode="tally"),))
+    group = Ref("q", "g")
+    exchange.enqueue_all(tx, [[job("g", links=Links(wait=wait, kind=JobKind.GROUP))]])
+
+    def deliver(key: str) -> None:
+        outcome: TokenOutcome = "failed" if key == "0" else "completed"
+        (answer,) = revise.revise(tx, [DeliverToken(group, WaitToken("members", key, outcome))])
+        assert answer.verdict == "done"
+
+    for number in range(members):
+        deliver(f"{number}")
+    taken = count()
+    connection.set_progress_handler(lambda: next(taken) < 0, 1)
+    deliver("last")
+    connection.set_progress_handler(None, 0)
+    connection.close()
+    return next(taken)
+
+
+def test_a_token_costs_the_same_for_a_large_group(tmp_path: Path) -> None:
+    assert steps_of_a_token(tmp_path, members=500) <= steps_of_a_token(tmp_path, members=5) + 20
 
 
 def test_a_beat_takes_as_many_statements_for_many_leases_as_for_one(tmp_path: Path) -> None:

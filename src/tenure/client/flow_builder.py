@@ -19,6 +19,7 @@ from tenure.client.job_template import EncodedCall
 from tenure.client.references import (
     FutureResult,
     GroupResult,
+    IfFailed,
     JobResult,
     ResultList,
     ResultSource,
@@ -109,8 +110,8 @@ class Draft(Struct, eq=False, kw_only=True):
     """A job of a flow that is being built.
 
     `source`: where its result is found. `signatures`: those of the calls that the result is from, in order. `rank`: it
-    waits only for jobs of lower ranks. `handled`: another node goes on if it fails. `inputs`: where the results are
-    found that its call gets, and True for one that may be left out.
+    waits only for jobs of lower ranks. `inputs`: where the results are found that its call gets, and what happens if a
+    job failed that one is from.
     """
 
     ref: Ref
@@ -119,11 +120,10 @@ class Draft(Struct, eq=False, kw_only=True):
     call: EncodedCall[Any] | None = None
     plan: Plan | None = None
     rank: int = 0
-    handled: bool = False
     needs: dict[str, Need] = field(default_factory=dict[str, Need])
     dependents: list[Dependent] = field(default_factory=list[Dependent])
-    inputs: dict[FutureResult, tuple[ResultSource, bool]] = field(
-        default_factory=dict[FutureResult, tuple[ResultSource, bool]]
+    inputs: dict[FutureResult, tuple[ResultSource, IfFailed]] = field(
+        default_factory=dict[FutureResult, tuple[ResultSource, IfFailed]]
     )
 
 
@@ -198,7 +198,10 @@ class FlowBuilder:
                 f"the flow {self._name!r} has {len(self._named):,} nodes, the limit is {NODES_LIMIT:,}; put calls that "
                 "run side by side into a group, which is one node"
             )
-        handled = {name for name, node in self._named.items() if node.handled}
+        needs_of_all = (need for draft in self._drafts for need in draft.needs.values())
+        # Another node goes on if one of these fails.
+        sources = {need.source for need in needs_of_all if need.mode == "count"}
+        handled = {name for name, node in self._named.items() if node.ref in sources}
         for name, node in self._named.items():
             # The flow comes first: of many dependents only the first ones are stored with the job.
             node.dependents.insert(0, Dependent(self._root, HANDLED if name in handled else NODES, name))
@@ -315,9 +318,11 @@ class FlowBuilder:
                     else f"flow {self._name!r}: task {call.job.task!r} takes the result of the call before it, and "
                     "this one is the first; put a call before it"
                 )
-            edge = Edge(source, "fail" if future.of is PREVIOUS else mode)
-            _connect(edge, draft)
-            draft.inputs[future] = source.source, edge.mode == "count"
+            if_failed: IfFailed = "fail" if future.of is PREVIOUS or mode == "fail" else "leave_out"
+            if future.outcome:
+                if_failed = "pass"
+            _connect(Edge(source, "fail" if if_failed == "fail" else "count"), draft)
+            draft.inputs[future] = source.source, if_failed
         if len(draft.needs) > NEEDS_LIMIT:
             raise FlowError(
                 f"flow {self._name!r}: a call of task {call.job.task!r} waits for {len(draft.needs)} others, the limit "
@@ -394,13 +399,12 @@ def flow_prefix(root: Ref) -> str:
 
 
 def _connect(edge: Edge, target: Draft) -> None:
-    """Let a job wait for another one, once."""
-    source = edge.source
-    if source.ref.id in target.needs:
-        return
-    target.needs[source.ref.id] = Need(box=source.ref.id, mode=edge.mode, source=source.ref)
-    source.dependents.append(Dependent(target.ref, source.ref.id, END))
-    source.handled = source.handled or edge.mode == "count"
+    """Let a job wait for another one, once. If it does in two ways, a failure fails it."""
+    source, known = edge.source, target.needs.get(edge.source.ref.id)
+    if known is None:
+        source.dependents.append(Dependent(target.ref, source.ref.id, END))
+    if known is None or edge.mode == "fail":
+        target.needs[source.ref.id] = Need(box=source.ref.id, mode=edge.mode, source=source.ref)
     target.rank = max(target.rank, source.rank + 1)
 
 

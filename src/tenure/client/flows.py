@@ -23,7 +23,7 @@ from tenure.client.flow_builder import (
 )
 from tenure.client.handle import Job
 from tenure.client.job_template import EncodedCall, caller_id, valid_tags
-from tenure.client.references import FutureResult
+from tenure.client.references import Failed, FutureResult
 from tenure.client.signature import Signature
 from tenure.client.storage_client import StorageClient, with_ids
 from tenure.core.check import no_others, shown
@@ -103,6 +103,15 @@ class FlowNode(PublicObject, Generic[R_co]):
         reads it. A call that gets it waits for this node.
         """
         return cast(R_co, FutureResult(self))
+
+    @property
+    def outcome(self) -> R_co | Failed:
+        """The result of the node, or a `Failed` if it did not complete, as an argument of a call in the same graph.
+
+        The call runs either way, and its parameter says so: `def report(rows: list[int] | Failed)`. Pass the outcome
+        alone, not in a list.
+        """
+        return cast(R_co, FutureResult(self, outcome=True))
 
 
 class FlowJob(Job[R_co], Generic[R_co], eq=False, weakref=True):

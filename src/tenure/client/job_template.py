@@ -219,9 +219,13 @@ class JobTemplate(Struct, frozen=True, eq=False):
         """
         try:
             return self.call(args, kwargs)
-        except UsageError:
+        except UsageError as error:
             # Without these results it is a usual call, which pays nothing for the check.
-            if next(found_futures([*args, *kwargs.values()]), None) is None:
+            try:
+                usual = next(found_futures([*args, *kwargs.values()]), None) is None
+            except RecursionError:
+                raise error from None
+            if usual:
                 raise
         common, keys, signature, encoder = self.common, self.keys, self.signature, self.encoder
         if encoder is None:

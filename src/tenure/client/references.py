@@ -8,7 +8,8 @@ links has references.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NoReturn, cast
+from types import UnionType
+from typing import Any, Literal, NoReturn, Union, cast, get_args, get_origin
 
 import msgspec
 from msgspec import Struct
@@ -64,19 +65,50 @@ ResultSource = JobResult | GroupResult | ResultList
 """Where the result of a part of a flow is found."""
 
 
+IfFailed = Literal["fail", "leave_out", "pass"]
+"""What a failed job does to an argument that is its result: the call fails, or the argument is left out or `Failed`."""
+
+
 class ResultReference(Struct, frozen=True, omit_defaults=True):
-    """An argument that is a result. `optional`: it is left out if a job that it is from did not complete."""
+    """An argument that is a result."""
 
     at: Place
     of: ResultSource
-    optional: bool = False
+    if_failed: IfFailed = "fail"
+
+
+class Failed(Struct, frozen=True, kw_only=True):
+    """What a call gets in place of the result of a job that did not complete; see `Node.outcome`.
+
+    `state`, `reason`: those of the job; the state is None if the job does not exist any more. `error`: the type of its
+    last error, and `message` its text.
+    """
+
+    queue: str
+    id: str
+    state: State | None
+    reason: str | None = None
+    error: str | None = None
+    message: str = ""
+
+    @classmethod
+    def of_job(cls, ref: Ref, job: JobRecord | None) -> "Failed":
+        """Return what stands for the result of this job."""
+        if job is None:
+            return cls(queue=ref.queue, id=ref.id, state=None)
+        kind, message = (None, "") if job.error is None else (job.error.type, job.error.message)
+        return cls(queue=ref.queue, id=ref.id, state=job.state, reason=job.reason, error=kind, message=message)
 
 
 class FutureResult:
-    """Stands for a result that does not exist yet, where the arguments of a call are given. `of`: what it is from."""
+    """Stands for a result that does not exist yet, where the arguments of a call are given. `of`: what it is from.
 
-    def __init__(self, of: object) -> None:
+    `outcome`: True if it may also be a `Failed`.
+    """
+
+    def __init__(self, of: object, *, outcome: bool = False) -> None:
         self.of = of
+        self.outcome = outcome
 
     def __repr__(self) -> str:
         return f"<the result of {self.of!r}>"
@@ -221,11 +253,13 @@ class OpenArguments:
             Exception: a result cannot be decoded.
         """
         size = 0
+        failures: dict[str, Failed] = {}
         for reference in self.references:
             refs = list(jobs_of(reference.of))
             missing = next((ref for ref in refs if _problem(jobs.get(ref)) is not None), None)
-            if missing is not None and reference.optional:
-                self._data.pop(str(reference.at[0]), None)
+            if missing is not None and reference.if_failed != "fail":
+                if reference.if_failed == "pass":
+                    failures[str(reference.at[0])] = Failed.of_job(missing, jobs.get(missing))
                 continue
             if missing is not None:
                 name = ".".join(map(str, reference.at))
@@ -241,6 +275,8 @@ class OpenArguments:
                     "return references to it"
                 )
             self._put(reference.at, assembled(reference.of, map(self._leaf, results)))
+        if failures:
+            self._data[REFERENCES] = msgspec.to_builtins(failures)
         return self._codec.encode(self._data)
 
     def _leaf(self, result: bytes) -> Any:
@@ -255,6 +291,27 @@ class OpenArguments:
         container[at[-1]] = value
 
 
+def taken_failures(codec: Codec, payload: bytes) -> tuple[dict[str, Failed], bytes]:
+    """Return the arguments that are `Failed`, by name, and the others, encoded. Any exception: see `OpenArguments`."""
+    if type(codec) is JsonCodec:
+        raw = msgspec.json.decode(payload, type=dict[str, msgspec.Raw])
+        failures = raw.pop(REFERENCES, None)
+        return ({}, payload) if failures is None else (_FAILURES.decode(failures), codec.encode(raw))
+    data: Any = codec.decode(payload)
+    if REFERENCES not in data:
+        return {}, payload
+    return msgspec.convert(data.pop(REFERENCES), dict[str, Failed]), codec.encode(data)
+
+
+def without_failed(hint: Any) -> Any:
+    """Return an annotation `T | Failed` as `T`: a `Failed` is not decoded with the other arguments."""
+    members = get_args(hint)
+    if get_origin(hint) not in (Union, UnionType) or Failed not in members:
+        return hint
+    rest = tuple(member for member in members if member is not Failed)
+    return Union[rest]  # noqa: UP007 - their number is not known here
+
+
 class MissingResultError(Exception):
     """The arguments of a job cannot be filled with the results that they refer to."""
 
@@ -266,6 +323,7 @@ class _FlowPayload(Struct, frozen=True):
 
 
 _FLOW = msgspec.json.Decoder(_FlowPayload)
+_FAILURES = msgspec.json.Decoder(dict[str, Failed])
 _REFERENCES = msgspec.json.Decoder(tuple[ResultReference, ...])
 
 
@@ -276,5 +334,5 @@ def _problem(job: JobRecord | None) -> str | None:
     return None if job.state is State.COMPLETED else f"is {job.state}"
 
 
-Locate = Callable[[FutureResult], tuple[ResultSource, bool]]
-"""Returns where a result will be found, and True if the argument may be left out."""
+Locate = Callable[[FutureResult], tuple[ResultSource, IfFailed]]
+"""Returns where a result will be found, and what a failed job does to the argument."""

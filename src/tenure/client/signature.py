@@ -2,7 +2,7 @@
 
 import hashlib
 import inspect
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import suppress
 from datetime import datetime
 from inspect import Parameter
@@ -16,10 +16,12 @@ from msgspec import structs
 from tenure.client.codec import Codec, JsonCodec
 from tenure.client.references import (
     REFERENCES,
+    Failed,
     FutureResult,
     Locate,
     ResultReference,
     found_futures,
+    without_failed,
     without_futures,
 )
 from tenure.client.untyped import (
@@ -76,7 +78,9 @@ class Signature:
         self._arguments_struct = msgspec.defstruct("Given", self._names)
         hints = _hints(function if hasattr(function, "__wrapped__") else unwrapped(function))
         _refuse_annotated_injections(hints, task)
-        hints = {name: prepared(hint) for name, hint in hints.items() if name not in self._injected}
+        self._takes_failed = frozenset(name for name, hint in hints.items() if without_failed(hint) is not hint)
+        """The parameters that may be a `Failed`, apart from their type."""
+        hints = {name: prepared(without_failed(hint)) for name, hint in hints.items() if name not in self._injected}
         self._check_readable(hints)
         for name, hint in hints.items():
             refuse_unsupported(hint, what=self._subject(name))
@@ -287,14 +291,20 @@ class Signature:
         return payload
 
     def _reference(self, at: tuple[str | int, ...], future: FutureResult, locate: Locate) -> ResultReference:
-        source, optional = locate(future)
+        source, if_failed = locate(future)
         parameter = self._signature.parameters[str(at[0])]
-        if optional and (len(at) > 1 or _required(parameter)):
+        what = f"task {self.task!r}: argument {'.'.join(map(str, at))!r} is {future!r}"
+        if if_failed == "leave_out" and (len(at) > 1 or _required(parameter)):
             raise UsageError(
-                f"task {self.task!r}: argument {'.'.join(map(str, at))!r} is {future!r}, which is left out if that job "
-                f"fails; give the parameter {parameter.name!r} a default, and pass only the result for it"
+                f"{what}, which is left out if that job fails; give the parameter {parameter.name!r} a default, and "
+                "pass only the result for it"
             )
-        return ResultReference(at, source, optional)
+        if if_failed == "pass" and (len(at) > 1 or parameter.name not in self._takes_failed):
+            raise UsageError(
+                f"{what}, or Failed; annotate the parameter as that, ({parameter.name}: int | Failed), and pass only "
+                "the outcome for it"
+            )
+        return ResultReference(at, source, if_failed)
 
     def known_arguments(self, codec: Codec, payload: bytes) -> dict[str, Any]:
         """Return the arguments of `OpenArguments.whole` by name. Any exception means that they cannot be decoded."""
@@ -378,19 +388,31 @@ class Signature:
         return (items,), {}
 
     def decode(
-        self, codec: Codec, payload: bytes, upgrade: Callable[[Any], Any] | None = None
+        self,
+        codec: Codec,
+        payload: bytes,
+        upgrade: Callable[[Any], Any] | None = None,
+        failures: Mapping[str, Failed] | None = None,
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the arguments to call the handler with. Any exception means that the payload cannot be decoded.
 
-        `upgrade`: upgrades the plain data of an older payload, which is then checked like any other.
+        `upgrade`: upgrades the plain data of an older payload, which is then checked like any other. `failures`: the
+        arguments that are not in the payload, by name.
         """
-        read = self._read(codec, payload, upgrade)
-        if self._all_required:
-            return structs.astuple(read), {}
+        read: Any
+        if failures:
+            if not failures.keys() <= self._takes_failed:
+                raise ValueError(f"the parameters {', '.join(failures)} do not all take Failed")
+            names = frozenset(name for name, _ in self._kinds if name not in failures)
+            read = self._read_partial(names, codec, payload, upgrade)
+        else:
+            read = self._read(codec, payload, upgrade)
+            if self._all_required:
+                return structs.astuple(read), {}
         args: list[Any] = []
         kwargs: dict[str, Any] = {}
         for index, (name, kind) in enumerate(self._kinds):
-            value = getattr(read, name)
+            value: Any = failures[name] if failures and name in failures else getattr(read, name)
             if value is msgspec.UNSET:
                 continue
             match kind:
@@ -535,7 +557,9 @@ class Signature:
             else self._converted(data, self._record)
         )
 
-    def _read_partial(self, names: frozenset[str], codec: Codec, payload: bytes) -> Any:
+    def _read_partial(
+        self, names: frozenset[str], codec: Codec, payload: bytes, upgrade: Callable[[Any], Any] | None = None
+    ) -> Any:
         """Read the arguments of these names. The others are results that do not exist yet."""
         record: Any = self._partial_records.get(names)
         if record is None:
@@ -544,8 +568,10 @@ class Signature:
             record = msgspec.defstruct("Arguments", fields, forbid_unknown_fields=True, kw_only=True)
             self._partial_records[names] = record
         # Read from JSON, because msgspec converts some keys of dicts only there.
-        data = payload if type(codec) is JsonCodec else msgspec.json.encode(codec.decode(payload))
-        return msgspec.json.decode(data, type=record, dec_hook=self._decoded)
+        if upgrade is not None or type(codec) is not JsonCodec:
+            data = codec.decode(payload)
+            payload = msgspec.json.encode(data if upgrade is None else upgrade(data))
+        return msgspec.json.decode(payload, type=record, dec_hook=self._decoded)
 
     def _decoded(self, cls: Any, data: Any) -> Any:
         return self._types.decode(cls, data)

@@ -13,7 +13,7 @@ from tenure.client.flows import FlowServices, Link
 from tenure.client.handle import Job
 from tenure.client.job_template import EncodedCall, JobTemplate
 from tenure.client.migration import Migration, Migrations, PayloadVersions
-from tenure.client.references import FutureResult
+from tenure.client.references import FutureResult, taken_failures
 from tenure.client.signature import Signature
 from tenure.client.storage_client import StorageClient, TaskControls
 from tenure.client.value_types import ValueTypes
@@ -371,7 +371,10 @@ class Task(PublicObject, Generic[P, R]):
             upgrade = functools.partial(self.migrations.upgraded, version=version)
         if job.collected:
             return self.signature.decode_batch(codec, job.payload, job.collected, upgrade)
-        return self.signature.decode(codec, job.payload, upgrade)
+        if job.links is None:
+            return self.signature.decode(codec, job.payload, upgrade)
+        failures, payload = taken_failures(codec, job.payload)
+        return self.signature.decode(codec, payload, upgrade, failures)
 
     async def pause(self, *, by: str | None = None) -> None:
         """Pause this task: start no more of its jobs, in any queue.

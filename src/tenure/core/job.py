@@ -24,7 +24,7 @@ Charge = Literal["failures", "stalls", "releases"]
 OnExpire = Literal["fail", "discard"]
 OnWorkerLost = Literal["retry", "fail"]
 StallReason = Literal["lease_expired", "process_died", "no_progress", "loop_blocked"]
-DeadReason = Literal["exhausted", "stalled", "crashed", "rejected", "undecodable", "timeout", "dependency"]
+DeadReason = Literal["exhausted", "stalled", "crashed", "rejected", "undecodable", "timeout", "dependency", "abandoned"]
 UniqueScope = Literal["unfinished", "queued"]
 
 

@@ -64,3 +64,24 @@ def _members(job: Ref, links: Links, need: Need, inbox: Inbox) -> Iterator[Missi
             # A member of a group is in the queue of the group, unless the plan says otherwise.
             ref = nodes.get(key) or Ref(job.queue, f"{job.id}~{key}")
             yield MissingEnd(ref, Dependent(job, need.box, key), lost)
+
+
+def is_open(links: Links, inbox: Inbox) -> bool:
+    """Return True if a flow or a group is not sealed: it is not known how many members it will have."""
+    needs = () if links.wait is None else links.wait.needs
+    return any(need.count is None and need.source is None and inbox.box(need.box).total is None for need in needs)
+
+
+def known_members(job: Ref, links: Links, inbox: Inbox) -> list[Ref]:
+    """Return the members of a flow, the last ones of its plan first, or those of a group, as far as they are known.
+
+    A plan lists a job after those that it needs. So a job that waits comes before the jobs that it waits for.
+    """
+    nodes = {} if links.plan is None else links.plan.nodes
+    if links.kind is not JobKind.GROUP:
+        return list(nodes.values())[::-1]
+    needs = () if links.wait is None else links.wait.needs
+    totals = [inbox.box(need.box).total if need.count is None else need.count for need in needs if need.source is None]
+    numbers = range(1, max((total for total in totals if total is not None), default=0) + 1)
+    own = [nodes.get(f"{number}") or Ref(job.queue, f"{job.id}~{number}") for number in numbers]
+    return list(dict.fromkeys([*own, *nodes.values()]))

@@ -107,7 +107,8 @@ class Links(Struct, frozen=True, omit_defaults=True, gc=False):
 
     `wait`: what it waits, or has waited, for last. `dependents`: the jobs that are notified of its end. `flow`: the
     flow that it is a member of. `plan`: the members of a flow. `wake_at`: of a suspended job, the instant at which time
-    alone ends its wait, or its deadline passes.
+    alone ends its wait, or its deadline passes. `open_ttl`: a flow that is not sealed is abandoned when nothing was
+    added to it for so many microseconds; None: never.
     """
 
     wait: Wait | None = None
@@ -116,6 +117,7 @@ class Links(Struct, frozen=True, omit_defaults=True, gc=False):
     flow: Ref | None = None
     plan: Plan | None = None
     wake_at: int | None = None
+    open_ttl: int | None = None
 
 
 class StepRecord(Struct, frozen=True, gc=False):

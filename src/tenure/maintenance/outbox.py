@@ -19,7 +19,7 @@ from tenure.clock import SECOND
 from tenure.core.ref import Ref
 from tenure.errors import StorageError
 from tenure.storage.protocol import Storage
-from tenure.storage.waiting import ENTRY_PAGE, AdvanceEntry, OutboxEntry
+from tenure.storage.waiting import ENTRY_PAGE, AdvanceEntry, CancelTree, OutboxEntry
 
 RETRY_AFTER = SECOND
 """How many microseconds an entry is put off that could not be carried out. Each further failure doubles this."""
@@ -35,6 +35,10 @@ BATCHES_AT_ONCE = 4
 
 FAILURES_KEPT = 1000
 """Of how many entries the number of failures is remembered."""
+
+
+DELIVERED, CANCELLED = frozenset({"done", "gone"}), frozenset({"done", "gone", "asked", "refused"})
+"""The answers to tokens and to cancellations that were carried out."""
 
 
 class CarriedOut(Struct, frozen=True):
@@ -75,7 +79,7 @@ class OutboxCarrier:
             with contextlib.suppress(Exception):
                 async with asyncio.timeout(within):
                     await self._storage.revise(put_off)
-        more = left or any(len(entry.dependents) == ENTRY_PAGE for entry in turn.done)
+        more = left or any(entry.size == ENTRY_PAGE for entry in turn.done)
         return CarriedOut(more, tuple(dict.fromkeys(trouble for _, trouble in failed)))
 
     def _put_off(self, entry: OutboxEntry) -> AdvanceEntry:
@@ -145,8 +149,12 @@ class _Turn:
             for entry in batch.entries:
                 await self._deliver(_Batch((entry,), batch.targets))
             return
-        # A token for a job that is gone has no receiver.
-        if len(answers) < len(tokens) or any(answer.verdict not in ("done", "gone") for answer in answers):
+        # A token for a job that is gone has no receiver, and a member that has ended is not cancelled.
+        refused = any(
+            answer.verdict not in (CANCELLED if isinstance(token, CancelTree) else DELIVERED)
+            for token, answer in zip(tokens, answers, strict=False)
+        )
+        if len(answers) < len(tokens) or refused:
             self._fail(batch, "not all tokens were answered")
             return
         try:
@@ -176,7 +184,7 @@ def _batches(entries: Iterable[OutboxEntry]) -> tuple[list[_Batch], bool]:
             continue
         taken.update(targets)
         batch = found[targets][-1]
-        if batch and sum(len(one.dependents) for one in batch) + len(entry.dependents) > ENTRY_PAGE:
+        if batch and sum(one.size for one in batch) + entry.size > ENTRY_PAGE:
             found[targets].append(batch := [])
         batch.append(entry)
     return [_Batch(tuple(batch), targets) for targets, some in found.items() for batch in some], left
@@ -184,7 +192,9 @@ def _batches(entries: Iterable[OutboxEntry]) -> tuple[list[_Batch], bool]:
 
 def _targets(entry: OutboxEntry) -> frozenset[str]:
     try:
-        return frozenset(dependent.to.queue for dependent in entry.dependents)
+        return frozenset(
+            (*(dependent.to.queue for dependent in entry.dependents), *(member.queue for member in entry.members))
+        )
     except AttributeError:
         # An entry that is damaged fails when it is delivered.
         return frozenset()

@@ -32,7 +32,7 @@ from tenure.core.settlement import Settlement
 from tenure.core.steps import NewStep
 from tenure.errors import UsageError
 from tenure.storage.cursors import DuePlace, due_cursor
-from tenure.storage.waiting import OutboxEntry, WaitingRevision
+from tenure.storage.waiting import CancelTree, OutboxEntry, WaitingRevision
 
 SETTLE_LIMIT = 256
 CLAIM_LIMIT = 128
@@ -411,7 +411,7 @@ class RetainJob(Struct, frozen=True, tag="retain"):
     ended: int | None = None
 
 
-Revision = CancelJob | RedriveJob | DeleteJob | RescheduleJob | RetainJob | WaitingRevision
+Revision = CancelJob | RedriveJob | DeleteJob | RescheduleJob | RetainJob | WaitingRevision | CancelTree
 """A change of a job by an operator, or of what jobs wait for.
 
 `ended`: apply it only if the job's end is still the one at this instant; 0: only if it has none. A caller that chose

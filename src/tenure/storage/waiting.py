@@ -87,6 +87,18 @@ class AdvanceEntry(Struct, frozen=True, tag="advance"):
     ended: int | None = None
 
 
+class CancelTree(Struct, frozen=True, tag="cancel_tree"):
+    """Cancel a job, as `CancelJob` does, and if it is a flow or a group, its members, and theirs.
+
+    The flow is cancelled at once, so that nothing can be added to it. An entry of the outbox cancels the members.
+    """
+
+    ref: Ref
+    reason: str | None = None
+    by: str | None = None
+    ended: int | None = None
+
+
 WaitingRevision = DeliverToken | SealBox | Subscribe | AdvanceEntry
 """A change that concerns what jobs wait for. `ended`: see `Revision`."""
 
@@ -94,7 +106,8 @@ WaitingRevision = DeliverToken | SealBox | Subscribe | AdvanceEntry
 class OutboxEntry(Struct, frozen=True):
     """The dependents of an ended job that are yet to be notified: the next `ENTRY_PAGE` of them, after `cursor`.
 
-    `number`: identifies the end. A job that was redriven and ended again has an entry of another number.
+    `number`: identifies the end. A job that was redriven and ended again has an entry of another number. `members`: of
+    the entry of a cancelled flow, which has no dependents, the members that are yet to be cancelled, for `reason`.
     """
 
     ref: Ref
@@ -102,18 +115,27 @@ class OutboxEntry(Struct, frozen=True):
     completed: bool
     dependents: tuple[Dependent, ...]
     cursor: int = 0
+    members: tuple[Ref, ...] = ()
+    reason: str | None = None
+    by: str | None = None
 
     @property
-    def deliveries(self) -> tuple[DeliverToken, ...]:
-        """The tokens to deliver."""
-        return tuple(
-            DeliverToken(dependent.to, end_token(dependent, completed=self.completed)) for dependent in self.dependents
+    def size(self) -> int:
+        """How many jobs the entry names."""
+        return len(self.dependents) + len(self.members)
+
+    @property
+    def deliveries(self) -> tuple[DeliverToken | CancelTree, ...]:
+        """The tokens to deliver, or the members to cancel."""
+        return (
+            *(DeliverToken(one.to, end_token(one, completed=self.completed)) for one in self.dependents),
+            *(CancelTree(member, self.reason, self.by) for member in self.members),
         )
 
     @property
     def done(self) -> AdvanceEntry:
         """The revision that follows when these tokens were delivered."""
-        return AdvanceEntry(self.ref, self.number, self.cursor + len(self.dependents))
+        return AdvanceEntry(self.ref, self.number, self.cursor + self.size)
 
 
 def end_token(dependent: Dependent, *, completed: bool) -> WaitToken:
@@ -189,6 +211,8 @@ def require_plain(
         if isinstance(settlement.decision, Suspend):
             raise FlowError(f"the job {settlement.ref.id!r} is to be suspended, and {_lacks(storage)}")
     for revision in revisions:
+        if isinstance(revision, CancelTree):
+            raise FlowError(f"the flow {revision.ref.id!r} is to be cancelled, and {_lacks(storage)}")
         if isinstance(revision, WaitingRevision):
             raise FlowError(f"a token is for the job {revision.ref.id!r}, and {_lacks(storage)}")
 

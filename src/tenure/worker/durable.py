@@ -11,7 +11,7 @@ A run reads the records of earlier runs once, when its handler comes to its firs
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import msgspec
 
@@ -218,7 +218,6 @@ class RunSteps:
             for stored, one in zip(names, waits, strict=True)
         ]
         await self._wait(tuple(needs))
-        raise AssertionError("a wait has ended without unwinding its handler")
 
     def _need(self, stored: str, signal: str | None, length: int | None) -> Need:
         """Return the need of a wait. If the last wait had it, its time goes on."""
@@ -233,16 +232,14 @@ class RunSteps:
         others = sum(need.box == box for needs in self._open.values() for need in needs)
         return Need(box=box, count=self._read[signal] + others + 1, until=until, step=stored)
 
-    def _signal(self, record: StepRecord | None, kind: Any) -> Any:
+    def _signal(self, record: StepRecord, kind: Any) -> Any:
         """Return the content of a signal."""
-        if record is None:
-            raise AssertionError("a wait has ended without unwinding its handler")
         if record.by == "timer":
             raise WaitTimeoutError(record.name)
         what = f"the signal {record.name!r}"
         return self.decode(self.all.values.of_type(kind, what), record, what)
 
-    async def _wait(self, needs: tuple[Need, ...]) -> None:
+    async def _wait(self, needs: tuple[Need, ...]) -> NoReturn:
         """Wait until the handler is unwound.
 
         Raises:
@@ -257,6 +254,7 @@ class RunSteps:
             await unwound
         finally:
             self._open.pop(unwound, None)
+        raise HandlerSuspended
 
     def _look_soon(self) -> None:
         if self._open and not self._in_flight and not self._looking and self.wait is None:
@@ -490,7 +488,7 @@ class RunSteps:
         self._in_flight -= 1
         self._look_soon()
 
-    async def suspend(self, need: Need) -> None:
+    async def suspend(self, need: Need) -> NoReturn:
         """Wait for one need.
 
         Raises:

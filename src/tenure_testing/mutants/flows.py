@@ -43,7 +43,7 @@ class _LastInbox(Inbox):
         return super().deliver(token)
 
 
-@mutant("flows")
+@mutant("slow carriers")
 class LastTokenWins(Model):
     """Replaces the token under a key by a later one."""
 

@@ -7,11 +7,14 @@ from random import Random
 from typing import Any
 
 from tenure.core.lifecycle import REDRIVABLE, TERMINAL, State
+from tenure.core.waiting import JobKind
 from tenure.errors import StorageError
 from tenure.storage.protocol import CancelJob, DeleteJob, RedriveJob, Revision, Settings, Target
+from tenure.storage.waiting import CancelTree
 from tenure_testing.simulation.environment import AFTERMATH, WorldEnvironment
 from tenure_testing.simulation.event_loop import Node
 from tenure_testing.simulation.fault_log import EVERYWHERE
+from tenure_testing.simulation.flow_checks import kind_of
 from tenure_testing.simulation.network import Rates, SimNet
 from tenure_testing.simulation.node import SimulatedNode
 from tenure_testing.simulation.workload import OTHER
@@ -189,8 +192,15 @@ class FaultInjector:
 
     async def _do_storm(self, rng: Random) -> None:
         """Cancel many jobs at once, in any state."""
-        refs = [ref for ref, job in self._environment.model.records.items() if job.state not in TERMINAL]
-        await self._revise("storm", [CancelJob(ref, "storm") for ref in rng.sample(refs, rng.randint(0, len(refs)))])
+        records = self._environment.model.records
+        refs = [ref for ref, job in records.items() if job.state not in TERMINAL]
+        await self._revise(
+            "storm",
+            [
+                CancelJob(ref, "storm") if kind_of(records[ref]) is JobKind.JOB else CancelTree(ref, "storm")
+                for ref in rng.sample(refs, rng.randint(0, len(refs)))
+            ],
+        )
 
     async def _do_hush(self, rng: Random) -> None:
         """Pause a queue or a task for some time, as an operator does."""

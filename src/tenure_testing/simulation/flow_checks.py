@@ -197,7 +197,7 @@ class FlowChecks:
             return
         left = {entry.ref for entry in self._model.outbox}
         for entry in self._model.outbox:
-            self._require(bool(entry.dependents), "F5", f"{entry.ref} has an empty entry")
+            self._require(entry.size > 0, "F5", f"{entry.ref} has an empty entry")
         for ref, end in list(self._owed.items()):
             if ref in left:
                 continue

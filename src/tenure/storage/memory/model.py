@@ -130,7 +130,7 @@ from tenure.storage.protocol import (
     task_of_place,
     unknown_place,
 )
-from tenure.storage.waiting import AdvanceEntry, DeliverToken, SealBox, Subscribe
+from tenure.storage.waiting import AdvanceEntry, CancelTree, DeliverToken, SealBox, Subscribe
 
 
 @dataclass
@@ -735,6 +735,8 @@ class Model(ScheduleStore):
             return RevisionResult(revision.ref, "gone")
         if revision.ended not in (None, job.finished or 0):
             return RevisionResult(job.ref, "changed", job.state)
+        if isinstance(revision, CancelTree):
+            return self._cancel_tree(job, revision, now)
         if isinstance(revision, DeliverToken | SealBox | Subscribe):
             return self._revise_waiting(revision, job, now)
         if isinstance(revision, DeleteJob) and revision.move is not None and not self._moves(job.queue, revision.move):
@@ -769,6 +771,13 @@ class Model(ScheduleStore):
                 return RevisionResult(job.ref, "refused", job.state)
         self.notified.append(job_topic(job.ref))
         return RevisionResult(job.ref, "done", job.state)
+
+    def _cancel_tree(self, job: JobRecord, tree: CancelTree, now: int) -> RevisionResult:
+        members = self._members_of(job)
+        answer = self._revise(CancelJob(tree.ref, tree.reason, tree.by), now)
+        if answer.verdict == "done":
+            self._cancel_members(job, members, tree.reason, tree.by)
+        return answer
 
     def _moves(self, queue: str, move: str) -> bool:
         mark = self._setting("queue", queue).moved

@@ -14,7 +14,7 @@ from tenure.core.fingerprint import fingerprint
 from tenure.core.job import DebounceKey, JobRecord, NewJob, RecordedError, Ref, UniqueKey
 from tenure.core.lifecycle import TERMINAL, State
 from tenure.core.order import entered_at
-from tenure.core.reconcile import StaleWait, asks_for_jobs, missing_ends
+from tenure.core.reconcile import StaleWait, asks_for_jobs, is_open, known_members, missing_ends
 from tenure.core.steps import SIGNALS_LIMIT, NewStep, forgotten_by_redrive
 from tenure.core.transition import redriven
 from tenure.core.waiting import (
@@ -37,6 +37,7 @@ from tenure.core.waiting import (
     evaluate,
     failure_cause,
 )
+from tenure.errors import FlowError
 from tenure.storage.memory.enqueue import EnqueueRules
 from tenure.storage.memory.stale_waits import StaleWaits
 from tenure.storage.protocol import EnqueueResult, RevisionResult, job_topic, queue_topic
@@ -59,6 +60,9 @@ from tenure.storage.waiting import (
 DEPENDENCY = "dependency"
 """The reason of a job that failed because a job that it needs has failed, and who puts it back."""
 
+ABANDONED = "abandoned"
+"""The reason of a flow that failed because nothing was added to it any more, and it was never sealed."""
+
 SKIPPED = "skipped"
 """The reason of a job that was cancelled because what it was meant to react to did not happen."""
 
@@ -76,12 +80,22 @@ class _End:
 
 @dataclass
 class _Entry:
-    """An entry of the outbox: an end, how many of its dependents were notified, and when a sweep hands it out."""
+    """An entry of the outbox: an end, how many of its dependents were notified, and when a sweep hands it out.
+
+    `members`: the jobs that are cancelled instead, for `reason`.
+    """
 
     number: int
     end: _End
     cursor: int
     at: int
+    members: tuple[Ref, ...] = ()
+    reason: str | None = None
+    by: str | None = None
+
+    @property
+    def size(self) -> int:
+        return len(self.end.dependents) + len(self.members)
 
 
 class WaitingRules(EnqueueRules):
@@ -94,6 +108,8 @@ class WaitingRules(EnqueueRules):
         self._outbox: dict[int, _Entry] = {}
         self._ends: deque[_End] = deque()
         self._stale_waits = StaleWaits()
+        self._added_at: dict[Ref, int] = {}
+        """When a member was last added to an open flow. It is its own creation if it is not here."""
         self._entries_written = 0
         self._written: list[int] = []
         """The numbers of the outbox entries that the current step has written."""
@@ -184,8 +200,13 @@ class WaitingRules(EnqueueRules):
         """Carry out the verdict on a suspended job."""
         verdict, links = self._verdict(job, now), job.links or _PLAIN
         if isinstance(verdict, Open):
+            abandoned_at = self._abandoned_at(job, links)
             if job.deadline is not None and job.deadline <= now:
                 self._end_at_deadline(job, links, now)
+            elif abandoned_at is not None and abandoned_at <= now:
+                members = self._members_of(job)
+                self._end(job, State.FAILED, now, reason=ABANDONED, error=_ABANDONED_ERROR)
+                self._cancel_members(job, members, ABANDONED, None)
             else:
                 self._set_wake_time(job, links)
                 if asks_for_jobs(links):
@@ -219,7 +240,8 @@ class WaitingRules(EnqueueRules):
 
     def _set_wake_time(self, job: JobRecord, links: Links) -> None:
         """Set the instant at which time alone changes a suspended job."""
-        times = [job.deadline, None if links.wait is None else due_at(links.wait, self._inbox(job.ref))]
+        by_time = None if links.wait is None else due_at(links.wait, self._inbox(job.ref))
+        times = [job.deadline, by_time, self._abandoned_at(job, links)]
         wake_at = min((time for time in times if time is not None), default=None)
         if wake_at != links.wake_at:
             self._replace(job, structs.replace(job, links=structs.replace(links, wake_at=wake_at)))
@@ -335,6 +357,9 @@ class WaitingRules(EnqueueRules):
 
     def _suspend_again(self, job: JobRecord, now: int) -> None:
         """Suspend an ended job with new budgets, and judge it."""
+        self._added_at.pop(job.ref, None)
+        if job.links is not None and job.links.open_ttl is not None:
+            self._added_at[job.ref] = now
         suspended = structs.replace(
             redriven(job, now), state=State.SUSPENDED, run_at=job.run_at, score=job.score, expires_at=None
         )
@@ -409,13 +434,19 @@ class WaitingRules(EnqueueRules):
         replaced = [
             number
             for number, entry in self._outbox.items()
-            if entry.end.ref == end.ref and not entry.end.completed and {*entry.end.dependents} <= {*end.dependents}
+            if entry.end.ref == end.ref
+            and not entry.end.completed
+            and not entry.members
+            and {*entry.end.dependents} <= {*end.dependents}
         ]
         for number in replaced:
             del self._outbox[number]
-        self._entries_written += 1
-        self._outbox[self._entries_written] = _Entry(self._entries_written, end, 0, now + OUTBOX_DELAY)
-        self._written.append(self._entries_written)
+        self._add_entry(_Entry(self._entries_written + 1, end, 0, now + OUTBOX_DELAY))
+
+    def _add_entry(self, entry: _Entry) -> None:
+        self._entries_written = entry.number
+        self._outbox[entry.number] = entry
+        self._written.append(entry.number)
 
     def _advance_entry(self, done: AdvanceEntry, now: int) -> RevisionResult:
         """Record how far an entry was carried out. Another end of a job of the same id has an entry of its own.
@@ -428,7 +459,7 @@ class WaitingRules(EnqueueRules):
         # The next page is handed out at once.
         entry.at = now if done.cursor > entry.cursor else now + done.put_off
         entry.cursor = done.cursor
-        if entry.cursor >= len(entry.end.dependents):
+        if entry.cursor >= entry.size:
             del self._outbox[done.number]
         return RevisionResult(done.ref, "done")
 
@@ -472,6 +503,60 @@ class WaitingRules(EnqueueRules):
     def _is_past_retention(self, job: JobRecord, now: int) -> bool:
         return super()._is_past_retention(job, now) and not self._is_kept(job, now)
 
+    # ── trees ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _members_of(self, job: JobRecord) -> tuple[Ref, ...]:
+        """Return the members of a flow or a group, as far as they are known; of an open one those that exist here."""
+        links = job.links or _PLAIN
+        if links.kind is JobKind.JOB:
+            return ()
+        members = known_members(job.ref, links, self._inbox(job.ref))
+        if is_open(links, self._inbox(job.ref)):
+            members += (
+                one.ref for one in self._jobs.values() if one.links is not None and _belongs(one.links, job.ref)
+            )
+        return tuple(dict.fromkeys(members))
+
+    def _cancel_members(self, job: JobRecord, members: tuple[Ref, ...], reason: str | None, by: str | None) -> None:
+        """Write the entry that cancels the members of a flow that was cancelled."""
+        if members:
+            at = self._clock.now() + OUTBOX_DELAY
+            self._add_entry(
+                _Entry(self._entries_written + 1, _End(job.ref, False, ()), 0, at, members, reason=reason, by=by)
+            )
+
+    def _abandoned_at(self, job: JobRecord, links: Links) -> int | None:
+        """Return when an open flow is abandoned unless something is added to it."""
+        if links.open_ttl is None or not is_open(links, self._inbox(job.ref)):
+            return None
+        return self._added_at.get(job.ref, job.created) + links.open_ttl
+
+    def _note_addition(self, links: Links, now: int) -> None:
+        """Note that a job was added to the flows that it belongs to."""
+        for ref in {links.flow, *(dependent.to for dependent in links.dependents)} - {None}:
+            flow = None if ref is None else self._jobs.get(ref)
+            if flow is not None and flow.links is not None and flow.links.open_ttl is not None:
+                self._added_at[flow.ref] = now
+                if flow.state is State.SUSPENDED:
+                    self._set_wake_time(flow, flow.links)
+
+    def enqueue(self, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
+        """Store each new job once.
+
+        Raises:
+            FlowError: a new job is a member of a flow that has ended.
+        """
+        for new in jobs:
+            if new.links is not None and new.links.flow is not None and new.ref not in self._jobs:
+                flow = self._jobs.get(new.links.flow)
+                # A flow that others have failed is resumed when its members are redriven.
+                if flow is not None and flow.state in TERMINAL and flow.reason != DEPENDENCY:
+                    raise FlowError(
+                        f"the job {new.id!r} of the queue {new.queue!r} is a member of the flow {flow.id!r}, which is "
+                        f"{flow.state} already"
+                    )
+        return super().enqueue(jobs)
+
     # ── enqueueing and deleting ───────────────────────────────────────────────────────────────────────────────────
 
     def _enqueue(self, new: NewJob, now: int, offset: int) -> EnqueueResult:
@@ -479,6 +564,7 @@ class WaitingRules(EnqueueRules):
         if new.links is None:
             return result
         if result.action == "created":
+            self._note_addition(new.links, now)
             job = self._jobs[new.ref]
             if job.state is State.SUSPENDED:
                 self._judge(job, now)
@@ -523,10 +609,12 @@ class WaitingRules(EnqueueRules):
         super()._drop(job)
         self._inboxes.pop(job.ref, None)
         self._stale_waits.drop(job.ref)
+        self._added_at.pop(job.ref, None)
         self._steps.pop(job.ref, None)
 
 
 _DEPENDENCY_ERROR = "DependencyFailedError"
+_ABANDONED_ERROR = RecordedError("FlowError", "nothing was added to it any more, and it was not sealed")
 _TOO_LATE = RecordedError("WaitTimeoutError", "its members did not end within its time")
 
 
@@ -534,9 +622,23 @@ def _without_time(links: Links | None) -> Links | None:
     return links if links is None or links.wake_at is None else structs.replace(links, wake_at=None)
 
 
+def _belongs(links: Links, flow: Ref) -> bool:
+    """Return True if a job is a member of a flow, or of a group that it notifies of its end."""
+    return links.flow == flow or any(dependent.to == flow for dependent in links.dependents)
+
+
 def _shown(entry: _Entry) -> OutboxEntry:
-    page = entry.end.dependents[entry.cursor : entry.cursor + ENTRY_PAGE]
-    return OutboxEntry(entry.end.ref, entry.number, entry.end.completed, page, entry.cursor)
+    page = slice(entry.cursor, entry.cursor + ENTRY_PAGE)
+    return OutboxEntry(
+        entry.end.ref,
+        entry.number,
+        entry.end.completed,
+        entry.end.dependents[page],
+        entry.cursor,
+        entry.members[page],
+        entry.reason,
+        entry.by,
+    )
 
 
 def _end_event(job: JobRecord) -> JobEvent:

@@ -33,7 +33,7 @@ _VACUUM = {
     "key": "autovacuum_vacuum_scale_factor=0",
     "slot": "autovacuum_vacuum_scale_factor=0",
     "inbox": "autovacuum_vacuum_scale_factor=0",
-    "outbox": "autovacuum_vacuum_scale_factor=0",
+    "entry": "autovacuum_vacuum_scale_factor=0",
     "worker": "autovacuum_vacuum_scale_factor=0",
     "event": "autovacuum_vacuum_scale_factor=0",
 }

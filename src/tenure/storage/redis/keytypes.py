@@ -10,7 +10,7 @@ from tenure.storage.protocol import Finding
 from tenure.storage.redis.connections import Connections
 
 _KINDS = {
-    "string": "job load result data schema identity claims",
+    "string": "job load result data schema identity claims inbox_arrived inbox_completed",
     "list": "runs log calls",
     "stream": "events",
     "hash": "limits named beats traces sweep settings discarded workers answers leader counters readers schedules "

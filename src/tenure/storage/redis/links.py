@@ -5,6 +5,7 @@ lua/parts/waiting.lua describes the fields.
 
 import struct
 from collections.abc import Iterable, Iterator, Sequence
+from operator import itemgetter
 from typing import Any
 
 import msgspec
@@ -88,14 +89,12 @@ def decode_dependents(names: Sequence[bytes]) -> Iterator[Dependent]:
 
 def decode_steps(flat: Sequence[bytes]) -> tuple[StepRecord, ...]:
     """Return the steps of a job in the order in which they were recorded. `flat`: names and steps, alternately."""
-    found = sorted(
-        (_STEP.unpack_from(body), name.decode(), body[_STEP.size :])
-        for name, body in zip(flat[::2], flat[1::2], strict=True)
-    )
-    return tuple(
-        StepRecord(name, run, int(at), _MET_BY[by - 1], content if has_content else None)
-        for (_, run, at, by, has_content), name, content in found
-    )
+    found: list[tuple[int, StepRecord]] = []
+    for name, body in zip(flat[::2], flat[1::2], strict=True):
+        number, run, at, met_by, has_content = _STEP.unpack_from(body)
+        content = body[_STEP.size :] if has_content else None
+        found.append((int(number), StepRecord(name.decode(), int(run), int(at), _MET_BY[int(met_by) - 1], content)))
+    return tuple(step for _, step in sorted(found, key=itemgetter(0)))
 
 
 def decode_outbox(entries: Sequence[Sequence[Any]]) -> tuple[OutboxEntry, ...]:

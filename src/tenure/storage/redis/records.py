@@ -162,7 +162,7 @@ class RareFields(Struct, omit_defaults=True, kw_only=True):
     """Only in the answers of scripts; it is stored apart from the record."""
     data_number: int = 0
     logged: bool = False
-    """The job has a log; only scripts use this field, `more`, and the last three."""
+    """The job has a log; only scripts use this field, `more`, and the last four."""
     wait: str | None = None
     timeless: bool = False
     dependents: tuple[str, ...] = ()
@@ -173,6 +173,7 @@ class RareFields(Struct, omit_defaults=True, kw_only=True):
     wake_at: int | None = None
     entry: int | None = None
     boxed: bool = False
+    bits: str | None = None
     stepped: bool = False
 
 

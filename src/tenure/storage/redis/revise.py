@@ -9,6 +9,7 @@ from msgspec import Struct, structs
 from tenure.core.job import Ref
 from tenure.core.lifecycle import State
 from tenure.core.schedule import Missed, Overlap, Schedule
+from tenure.errors import FlowError
 from tenure.storage.protocol import (
     CancelJob,
     Change,
@@ -29,7 +30,7 @@ from tenure.storage.protocol import (
 from tenure.storage.redis.links import encode_dependents
 from tenure.storage.redis.records import EncodedJob, RequestEncoder, encode_job
 from tenure.storage.redis.refs import decode_ref, encode_ref
-from tenure.storage.waiting import AdvanceEntry, DeliverToken, SealBox, Subscribe, WaitingRevision
+from tenure.storage.waiting import AdvanceEntry, CancelTree, DeliverToken, SealBox, Subscribe, WaitingRevision
 
 _whole = msgspec.json.Encoder().encode
 _read_whole = msgspec.json.Decoder(Schedule).decode
@@ -186,6 +187,8 @@ def _encode_revision(revision: Revision, encoder: RequestEncoder) -> EncodedRevi
             return EncodedRevision(
                 kind="reschedule", ref=ref, delay=delay, priority=priority, boost=boost, by=by, ended=ended
             )
+        case CancelTree():
+            raise FlowError("a flow is to be cancelled with its members, and Redis does not do that yet")
         case RetainJob(ttl=ttl, ended=ended):
             return EncodedRevision(kind="retain", ref=ref, ttl=ttl, ended=ended)
         case DeliverToken() | SealBox() | Subscribe() | AdvanceEntry():

@@ -264,7 +264,7 @@ CREATE TABLE tenure_step (
 
 -- Ends whose dependents are yet to be notified. completed: how the job ended. total: the number of dependents. done: how
 -- many of them were notified. at: when a sweep hands out the entry. A number is never used again.
-CREATE TABLE tenure_outbox (
+CREATE TABLE tenure_entry (
     number INTEGER PRIMARY KEY AUTOINCREMENT,
     queue TEXT NOT NULL,
     id TEXT NOT NULL,
@@ -274,12 +274,12 @@ CREATE TABLE tenure_outbox (
     at INTEGER NOT NULL
 ) STRICT;
 
-CREATE INDEX tenure_outbox_due ON tenure_outbox (at, number);
+CREATE INDEX tenure_entry_due ON tenure_entry (at, number);
 
-CREATE INDEX tenure_outbox_of_job ON tenure_outbox (queue, id);
+CREATE INDEX tenure_entry_of_job ON tenure_entry (queue, id);
 
 -- The dependents of an entry, in pages of equal length. page: counted from 0. dependents: a JSON list.
-CREATE TABLE tenure_outbox_page (
+CREATE TABLE tenure_entry_page (
     number INTEGER NOT NULL,
     page INTEGER NOT NULL,
     dependents TEXT NOT NULL,

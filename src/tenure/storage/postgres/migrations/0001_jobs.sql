@@ -426,7 +426,7 @@ CREATE TABLE step (
 
 -- Ends whose dependents are yet to be notified. completed: how the job ended. total: the number of dependents. done: how
 -- many of them were notified. at: when a sweep hands out the entry. A number is never used again.
-CREATE TABLE outbox (
+CREATE TABLE entry (
     number bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     queue text COLLATE "C" NOT NULL,
     id text COLLATE "C" NOT NULL,
@@ -436,12 +436,12 @@ CREATE TABLE outbox (
     at bigint NOT NULL
 ) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000);
 
-CREATE INDEX outbox_due ON outbox (at, number);
+CREATE INDEX entry_due ON entry (at, number);
 
-CREATE INDEX outbox_of_job ON outbox (queue, id);
+CREATE INDEX entry_of_job ON entry (queue, id);
 
 -- The dependents of an entry, in pages of equal length. page: counted from 0. dependents: a JSON list.
-CREATE TABLE outbox_page (
+CREATE TABLE entry_page (
     number bigint NOT NULL,
     page bigint NOT NULL,
     dependents text NOT NULL,

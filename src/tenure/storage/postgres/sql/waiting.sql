@@ -250,36 +250,36 @@ SELECT queue
 
 -- name: insert_entry
 -- Writes an entry of the outbox, and returns its number.
-INSERT INTO outbox (queue, id, completed, total, done, at) VALUES (:queue, :id, :completed, :total, 0, :at)
+INSERT INTO entry (queue, id, completed, total, done, at) VALUES (:queue, :id, :completed, :total, 0, :at)
 RETURNING number;
 
 -- name: insert_page
-INSERT INTO outbox_page (number, page, dependents) VALUES (:number, :page, :dependents);
+INSERT INTO entry_page (number, page, dependents) VALUES (:number, :page, :dependents);
 
 -- name: failed_entries
 -- The numbers of the entries for failed ends of a job.
-SELECT number FROM outbox WHERE queue = :queue AND id = :id AND completed = 0;
+SELECT number FROM entry WHERE queue = :queue AND id = :id AND completed = 0;
 
 -- name: pages
 -- The dependents of an entry, from one page up to another one.
-SELECT dependents FROM outbox_page WHERE number = :number AND page >= :first AND page <= :last ORDER BY page;
+SELECT dependents FROM entry_page WHERE number = :number AND page >= :first AND page <= :last ORDER BY page;
 
 -- name: entry
-SELECT queue, id, total, done FROM outbox WHERE number = :number;
+SELECT queue, id, total, done FROM entry WHERE number = :number;
 
 -- name: due_entries
 -- The entries that a sweep hands out, those first that have waited longest.
 SELECT number, queue, id, completed, done
-  FROM outbox
+  FROM entry
  WHERE at <= :now
  ORDER BY at, number
  LIMIT :limit;
 
 -- name: advance_entry
-UPDATE outbox SET done = :done, at = :at WHERE number = :number;
+UPDATE entry SET done = :done, at = :at WHERE number = :number;
 
 -- name: delete_entry
-DELETE FROM outbox WHERE number = :number;
+DELETE FROM entry WHERE number = :number;
 
 -- name: delete_pages
-DELETE FROM outbox_page WHERE number = :number;
+DELETE FROM entry_page WHERE number = :number;

@@ -248,36 +248,36 @@ SELECT queue
 
 -- name: insert_entry
 -- Writes an entry of the outbox, and returns its number.
-INSERT INTO tenure_outbox (queue, id, completed, total, done, at) VALUES (:queue, :id, :completed, :total, 0, :at)
+INSERT INTO tenure_entry (queue, id, completed, total, done, at) VALUES (:queue, :id, :completed, :total, 0, :at)
 RETURNING number;
 
 -- name: insert_page
-INSERT INTO tenure_outbox_page (number, page, dependents) VALUES (:number, :page, :dependents);
+INSERT INTO tenure_entry_page (number, page, dependents) VALUES (:number, :page, :dependents);
 
 -- name: failed_entries
 -- The numbers of the entries for failed ends of a job.
-SELECT number FROM tenure_outbox INDEXED BY tenure_outbox_of_job WHERE queue = :queue AND id = :id AND completed = 0;
+SELECT number FROM tenure_entry INDEXED BY tenure_entry_of_job WHERE queue = :queue AND id = :id AND completed = 0;
 
 -- name: pages
 -- The dependents of an entry, from one page up to another one.
-SELECT dependents FROM tenure_outbox_page WHERE number = :number AND page >= :first AND page <= :last ORDER BY page;
+SELECT dependents FROM tenure_entry_page WHERE number = :number AND page >= :first AND page <= :last ORDER BY page;
 
 -- name: entry
-SELECT queue, id, total, done FROM tenure_outbox WHERE number = :number;
+SELECT queue, id, total, done FROM tenure_entry WHERE number = :number;
 
 -- name: due_entries
 -- The entries that a sweep hands out, those first that have waited longest.
 SELECT number, queue, id, completed, done
-  FROM tenure_outbox INDEXED BY tenure_outbox_due
+  FROM tenure_entry INDEXED BY tenure_entry_due
  WHERE at <= :now
  ORDER BY at, number
  LIMIT :limit;
 
 -- name: advance_entry
-UPDATE tenure_outbox SET done = :done, at = :at WHERE number = :number;
+UPDATE tenure_entry SET done = :done, at = :at WHERE number = :number;
 
 -- name: delete_entry
-DELETE FROM tenure_outbox WHERE number = :number;
+DELETE FROM tenure_entry WHERE number = :number;
 
 -- name: delete_pages
-DELETE FROM tenure_outbox_page WHERE number = :number;
+DELETE FROM tenure_entry_page WHERE number = :number;

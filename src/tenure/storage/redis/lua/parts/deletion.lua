@@ -72,7 +72,7 @@ local function put_keys(words, ref, body, state)
     words[#words + 1] = key(kind, ref)
   end
   if job.boxed or job.stepped then
-    for _, kind in ipairs({ 'inbox', 'inbox_failed', 'steps' }) do
+    for _, kind in ipairs(RecordFormat.KEYS_OF_WAITING) do
       words[#words + 1] = key(kind, ref)
     end
   end

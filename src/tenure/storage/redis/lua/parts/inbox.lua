@@ -7,39 +7,76 @@
 -- inbox_failed:<ref>  ZSET  the failed keys: box and key, the key after its length, all at 0. The first of a box is the
 --                           failed key that comes first
 --
+-- inbox_arrived:<ref>, inbox_completed:<ref>  STRING  bits, by number: the keys of one box that are numbers, as those of
+--                                                     a group's members are; a field each would take far more memory
+--
 -- The numbers make a delivery, and a look at a box, equally fast for any number of keys. A job with an inbox has
--- `boxed`, so it is not plain.
+-- `boxed`, so it is not plain; `bits`: the box whose keys have bits, the first one that got a token under a number.
 local Inbox = {}
+
+-- Keys from this number on have no bits: a single token must not take much memory.
+local BITS = 131072
 
 local function failed_entry(token)
   return pair(token.box, string.format('%08d', #token.key) .. token.key)
 end
 
-local function note(job)
-  if not job.boxed then
-    JobIndexes.update(job, { boxed = true })
+-- Note that a job has an inbox; `bits`: a box whose keys have bits from now on.
+local function note(job, bits)
+  if not job.boxed or bits and not job.bits then
+    JobIndexes.update(job, { boxed = true, bits = bits })
   end
+end
+
+-- Return the number of the bits of a token; nil if it has a field.
+local function bit_of(job, token)
+  local number = (job.bits or token.box) == token.box and tonumber(token.key)
+  return number and number < BITS and whole(number) == token.key and number or nil
+end
+
+-- Keep a token as bits; return 'c' or 'f' if its key had a token, and true if that changed.
+local function set_bits(job, number, completed)
+  local known = call('SETBIT', key('inbox_arrived', job.ref), number, 1) == 1 and 'f' or nil
+  if not completed then
+    return known, not known
+  end
+  local was_completed = call('SETBIT', key('inbox_completed', job.ref), number, 1) == 1
+  return was_completed and 'c' or known, not was_completed
+end
+
+-- The same for a token that has a field.
+local function set_field(job, token)
+  local hash, field = key('inbox', job.ref), 't' .. pair(token.box, token.key)
+  local known = call('HGET', hash, field) or nil
+  if known == 'c' or known and token.outcome == 'failed' then
+    return known, false
+  end
+  call('HSET', hash, field, token.outcome == 'failed' and 'f' or 'c')
+  return known, true
 end
 
 -- Keep the maximum of a token and the one under its key; return true if that changed the inbox.
 -- A token is {box, key, outcome, body}.
 function Inbox.deliver(job, token)
-  local hash, field, box = key('inbox', job.ref), 't' .. pair(token.box, token.key), token.box
-  local known = job.boxed and call('HGET', hash, field)
-  if known == 'c' or known and token.outcome == 'failed' then
+  local hash, box, number = key('inbox', job.ref), token.box, bit_of(job, token)
+  note(job, number and box)
+  local known, is_new
+  if number then
+    known, is_new = set_bits(job, number, token.outcome == 'completed')
+  else
+    known, is_new = set_field(job, token)
+  end
+  if not is_new then
     return false
   end
-  note(job)
   if not known then
     call('HINCRBY', hash, 'a' .. box, 1)
   end
   if token.outcome == 'failed' then
-    call('HSET', hash, field, 'f')
     call('HINCRBY', hash, 'f' .. box, 1)
     call('ZADD', key('inbox_failed', job.ref), 0, failed_entry(token))
     return true
   end
-  call('HSET', hash, field, 'c')
   if known then
     call('HINCRBY', hash, 'f' .. box, -1)
     call('ZREM', key('inbox_failed', job.ref), failed_entry(token))

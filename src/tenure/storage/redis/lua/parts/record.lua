@@ -245,14 +245,10 @@ function Record.delete(job)
   RecordBytes.flush()
   call('UNLINK', key('job', ref), key('load', ref), key('result', ref), key('runs', ref), key('log', ref), key('data', ref))
   if job.boxed or job.stepped then
-    call('UNLINK', unpack(Record.keys_of_waiting(job)))
+    for _, kind in ipairs(RecordFormat.KEYS_OF_WAITING) do
+      call('UNLINK', key(kind, ref))
+    end
   end
-end
-
--- The further keys of a job that has an inbox or steps.
-function Record.keys_of_waiting(job)
-  local ref = job.ref
-  return { key('inbox', ref), key('inbox_failed', ref), key('steps', ref) }
 end
 
 -- The encoded record of a job, for an answer; if it was changed, it is also passed on to be written.

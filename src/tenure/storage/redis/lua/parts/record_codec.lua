@@ -111,6 +111,7 @@ local function rare_kinds_made()
     wake_at = 'number',
     entry = 'number',
     boxed = 'boolean',
+    bits = 'string',
     stepped = 'boolean',
   }
 end
