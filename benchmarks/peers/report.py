@@ -232,7 +232,7 @@ def _goals(found: Found, growth: Growth | None) -> str:
 
 
 def _plots(drawn: Sequence[tuple[str, str]]) -> str:
-    return "\n\n".join(["## Plots", *(f"![{title}](plots/{file})" for title, file in drawn)]) if drawn else ""
+    return "\n\n".join(["## Plots", *(f"![{title}]({file})" for title, file in drawn)]) if drawn else ""
 
 
 def _tables(found: Found, storage: str, title: str) -> Iterator[str]:
@@ -362,7 +362,7 @@ def _draw(found: Found, growth: Growth | None, folder: Path) -> list[tuple[str, 
     program = Path(__file__).with_name("plots.py")
     python = tool("plots", PLOTTERS)
     subprocess.run([python, str(program), str(folder)], input=json.dumps(wanted), text=True, check=True)
-    return [(str(chart["title"]), str(chart["file"])) for chart in wanted]
+    return [(str(chart["title"]), f"{folder.name}/{chart['file']}") for chart in wanted]
 
 
 def main() -> None:
@@ -375,15 +375,20 @@ def main() -> None:
     parser.add_argument(
         "-o", "--output", type=Path, default=ROOT / "docs" / "benchmarks", help="the folder to write to"
     )
+    parser.add_argument(
+        "--name", default="", help="of a run on another machine, such as one of a single storage: begins its file names"
+    )
     args = parser.parse_args()
     results = together([msgspec.json.decode(path.read_bytes(), type=Results) for path in args.results])
     found = Found(results)
-    growth = msgspec.json.decode(args.growth.read_bytes(), type=Growth) if args.growth.exists() else None
-    drawn = _draw(found, growth, args.output / "plots")
-    (args.output / "results.json").write_bytes(msgspec.json.format(msgspec.json.encode(results)) + b"\n")
+    with_growth = args.growth.exists() and not args.name
+    growth = msgspec.json.decode(args.growth.read_bytes(), type=Growth) if with_growth else None
+    named = f"{args.name}-" if args.name else ""
+    drawn = _draw(found, growth, args.output / f"{named}plots")
+    (args.output / f"{named}results.json").write_bytes(msgspec.json.format(msgspec.json.encode(results)) + b"\n")
     if growth is not None:
         (args.output / "growth.json").write_bytes(args.growth.read_bytes())
-    (args.output / "README.md").write_text(page(found, growth, drawn))
+    (args.output / f"{args.name or 'README'}.md").write_text(page(found, growth, drawn))
     print(f"written to {args.output}")
 
 

@@ -1,4 +1,4 @@
-"""Tasks for the tests of compositions, and a fixture that skips storages without flows."""
+"""Tasks for the tests of compositions, and a fixture that runs them."""
 
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
@@ -72,12 +72,10 @@ class Steps:
 
 @pytest.fixture
 def run_flow(run_scenario: RunScenario) -> RunFlow:
-    """Return a function that runs a scenario with a worker, on each storage that keeps flows."""
+    """Return a function that runs a scenario with a worker, on each storage."""
 
     def run(scenario: FlowScenario) -> None:
         async def main(harness: Harness) -> None:
-            if not harness.storage.flows:
-                pytest.skip(f"{harness.storage.url} keeps no flows")
             steps = Steps(harness.app(timing=FAST))
             await harness.start(steps.app.worker())
             await scenario(harness, steps)

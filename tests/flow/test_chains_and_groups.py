@@ -374,21 +374,6 @@ async def test_a_unique_flow_is_stored_after_a_lost_reply(lost: int) -> None:
         assert steps.runs == ["double(1)", "text(2)"]
 
 
-class KeepsNoFlows(MemoryStorage):
-    """A storage that does not keep flows."""
-
-    flows = False
-
-
-async def test_a_storage_without_flows_refuses_a_flow_by_name() -> None:
-    steps = Steps(Tenure(storage=KeepsNoFlows()))
-    async with steps.app:
-        with pytest.raises(FlowError, match=r"'f' .*memory://.* does not keep flows"):
-            await (steps.double.call(1) | steps.text.take()).enqueue(id="f")
-
-        assert [job async for job in steps.app.jobs.list()] == []
-
-
 def test_a_flow_is_enqueued_and_awaited_without_an_event_loop() -> None:
     steps = Steps(Tenure("memory://"))
     job = (steps.double.call(1) | steps.text.take()).enqueue_sync(id="f")

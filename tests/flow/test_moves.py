@@ -89,12 +89,6 @@ async def test_a_storage_with_suspended_jobs_does_not_move(tmp_path: Path) -> No
     await target.close()
 
 
-class StorageWithoutFlows(SQLiteStorage):
-    """Keeps no flows, as a storage of another program may."""
-
-    flows = False
-
-
 async def test_a_job_with_dependents_moves_with_its_links(tmp_path: Path) -> None:
     source, target = MemoryStorage(), SQLiteStorage(tmp_path / "q.db")
     await target.open()
@@ -103,15 +97,4 @@ async def test_a_job_with_dependents_moves_with_its_links(tmp_path: Path) -> Non
     await Move(source, target).run()
 
     assert (await record(target, ref_of("a"))).links == before.links
-    await target.close()
-
-
-async def test_a_job_with_links_does_not_move_to_a_storage_without_flows(tmp_path: Path) -> None:
-    source, target = MemoryStorage(), StorageWithoutFlows(tmp_path / "q.db")
-    await target.open()
-    await source.enqueue([linked("a", to=["b"])])
-    with pytest.raises(UsageError, match="does not keep flows"):
-        await Move(source, target).run()
-
-    assert [queue.settings.moved for queue in (await source.survey()).queues] == [None]
     await target.close()

@@ -41,7 +41,6 @@ from tenure.options.headers import valid_headers
 from tenure.options.keys import own_key
 from tenure.options.tasks import valid_priority
 from tenure.storage.protocol import EnqueueResult, Storage
-from tenure.storage.waiting import require_plain
 
 R_co = TypeVar("R_co", covariant=True)
 T_contra = TypeVar("T_contra", contravariant=True)
@@ -337,8 +336,6 @@ async def _store(client: StorageClient, built: BuiltFlow, *, repeated: bool) -> 
     """Store the jobs of a flow; return the result for the flow itself. `repeated`: its id may be known already."""
     root, jobs = built.root, list(built.jobs)
     storage = await client.opened()
-    if not storage.flows:
-        require_plain(storage.url, [root])
     if repeated and await _is_other(storage, root):
         return EnqueueResult("duplicate", root.ref)
     receipts: dict[Ref, EnqueueResult] = {}

@@ -31,7 +31,6 @@ from tenure.options.rate import rate_key, rate_of
 from tenure.outbox.outbox import Outbox
 from tenure.storage.connections import TransactionalStorage, TxConnection, run_now
 from tenure.storage.protocol import TASK_RATE, EnqueueResult, Query, Settings, Storage, Target
-from tenure.storage.waiting import require_plain
 
 R = TypeVar("R")
 
@@ -178,9 +177,6 @@ class StorageClient:
                 f"tx: the queue is in {database.url}, which is not the database of a transaction; name that database "
                 "in Tenure(outbox=...), use a PostgreSQL or SQLite storage, or enqueue without tx after the commit"
             )
-        if self._outbox is not None and not self.storage.flows:
-            # The relay could only refuse them after the commit.
-            require_plain(self.storage.url, (call.job for call in calls))
         await database.prepare_tx()
 
         def store_here(jobs: Sequence[NewJob]) -> list[EnqueueResult]:

@@ -220,25 +220,14 @@ class Move:
         return target
 
     async def _check_waits(self) -> None:
-        """Refuse a move of jobs that wait for others, and of jobs with links to a target that does not keep flows."""
-        source, target = self._source, self._target
-        if not source.flows:
-            return
+        """Refuse a move of jobs that wait for others."""
+        source = self._source
         queues = (await _whole_survey(source)).queues
         if suspended := sum(queue.counts.get(State.SUSPENDED, 0) for queue in queues):
             raise UsageError(
                 f"{suspended} job{'s' if suspended > 1 else ''} of {source.url} wait{'' if suspended > 1 else 's'} for "
                 "others and cannot move; let them end or cancel them first"
             )
-        if target.flows:
-            return
-        for queue in queues:
-            async for job in self._pages(queue.queue, MOVABLE):
-                if job.links is not None:
-                    raise UsageError(
-                        f"the job {job.id!r} of the queue {job.queue!r} depends on others, or others on it, and "
-                        f"{target.url} does not keep flows; let it end or delete it first"
-                    )
 
     # ── marks ─────────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -1,15 +1,11 @@
-"""The records by which jobs wait for each other: deliveries, the outbox, and what a storage without flows refuses.
+"""The records by which jobs wait for each other: deliveries, the outbox, and what a call may not ask for."""
 
-A storage either keeps flows (`Storage.flows`), or refuses each call that needs them before it writes anything.
-"""
-
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from msgspec import Struct
 
 from tenure.core.decision import Suspend
-from tenure.core.job import CollectKey, DebounceKey, JobRecord, NewJob
-from tenure.core.move import MoveBatch
+from tenure.core.job import CollectKey, DebounceKey, NewJob
 from tenure.core.ref import Ref
 from tenure.core.settlement import Settlement
 from tenure.core.waiting import DEPENDENTS_LIMIT, NEEDS_LIMIT, Dependent, JobKind, Wait, WaitToken
@@ -189,39 +185,3 @@ def _wait_problem(wait: Wait) -> str | None:
     if len(wait.needs) > NEEDS_LIMIT:
         return f"has {len(wait.needs)} needs, the limit is {NEEDS_LIMIT}; wait for a group of jobs instead"
     return None
-
-
-def require_plain(
-    storage: str,
-    jobs: Iterable[NewJob | JobRecord] = (),
-    settlements: Iterable[Settlement] = (),
-    revisions: Iterable[object] = (),
-) -> None:
-    """Check that a call needs no flows, for a storage that does not keep them. `storage`: the kind, for the message.
-
-    Raises:
-        FlowError: a job waits or has dependents, a run is suspended, or a token is delivered.
-    """
-    for job in jobs:
-        if job.links is not None:
-            raise FlowError(
-                f"the job {job.id!r} of the queue {job.queue!r} waits, or others wait for it, and {_lacks(storage)}"
-            )
-    for settlement in settlements:
-        if isinstance(settlement.decision, Suspend):
-            raise FlowError(f"the job {settlement.ref.id!r} is to be suspended, and {_lacks(storage)}")
-    for revision in revisions:
-        if isinstance(revision, CancelTree):
-            raise FlowError(f"the flow {revision.ref.id!r} is to be cancelled, and {_lacks(storage)}")
-        if isinstance(revision, WaitingRevision):
-            raise FlowError(f"a token is for the job {revision.ref.id!r}, and {_lacks(storage)}")
-
-
-def jobs_of_batch(batch: MoveBatch) -> Iterator[NewJob | JobRecord]:
-    """Yield the jobs of a batch, and those of its calls."""
-    yield from (detail.job for detail in batch.jobs)
-    yield from (call.job for call in batch.calls)
-
-
-def _lacks(storage: str) -> str:
-    return f"{storage} does not keep flows yet"

@@ -2,7 +2,7 @@
 
 To use it, subclass it in a test module and define one fixture, an opened storage that reads the suite's clock:
 
-    class TestYourStorage(StorageConformance, FlowsConformance):
+    class TestYourStorage(StorageConformance):
         @pytest.fixture
         async def storage(self, clock: ManualClock) -> AsyncIterator[Storage]:
             storage = YourStorage(clock=clock)
@@ -10,8 +10,7 @@ To use it, subclass it in a test module and define one fixture, an opened storag
             yield storage
             await storage.close()
 
-A storage that does not keep flows takes `NoFlowsConformance` instead of `FlowsConformance`. A storage that keeps the
-steps of durable handlers takes `DurableConformance` as well.
+A storage that keeps the steps of durable handlers takes `DurableConformance` as well.
 
 The suite needs pytest and pytest-asyncio. Register its markers in your configuration. The marker `statement` carries
 the numbers of the statements that a test checks. The marker `fault` carries the names of the faults that a test rules
@@ -25,8 +24,7 @@ import pytest
 pytest.register_assert_rewrite(*(f"{__name__}.{part.name}" for part in iter_modules(__path__)))
 
 # A rewrite is ordered before these imports.
-from tenure_testing.conformance.flows import NoFlowsConformance  # noqa: E402
 from tenure_testing.conformance.steps import DurableConformance  # noqa: E402
-from tenure_testing.conformance.suite import FlowsConformance, StorageConformance  # noqa: E402
+from tenure_testing.conformance.suite import StorageConformance  # noqa: E402
 
-__all__ = ["DurableConformance", "FlowsConformance", "NoFlowsConformance", "StorageConformance"]
+__all__ = ["DurableConformance", "StorageConformance"]

@@ -10,16 +10,15 @@ from tenure.core.events import FlowBroken, JobCancelled, JobCompleted, JobDelete
 from tenure.core.job import DebounceKey, NewJob, Policy, Ref, ThrottleKey, UniqueKey
 from tenure.core.lifecycle import State
 from tenure.core.move import MoveMark
-from tenure.core.outcome import Cancelled, Interrupted, Outcome, Rejected, Suspended
+from tenure.core.outcome import Cancelled, Interrupted, Outcome, Rejected
 from tenure.core.retention import KeepRule, RetentionRules
-from tenure.core.waiting import Dependent, JobKind, Links, Need, Plan, Wait
-from tenure.errors import FlowError, StorageMovedError
+from tenure.core.waiting import Dependent, JobKind, Links, Need, Plan
+from tenure.errors import StorageMovedError
 from tenure.maintenance.outbox import RETRY_AFTER, carry_out
 from tenure.storage.protocol import (
     CancelJob,
     ClaimRequest,
     DeleteJob,
-    Query,
     RedriveJob,
     Settings,
     Storage,
@@ -607,44 +606,3 @@ class OutboxConformance(Conformance):
         await carry_all(storage, clock)
 
         assert await counted(storage) == {State.FAILED: len(self.NAMES)}
-
-
-class NoFlowsConformance(Conformance):
-    """A storage that does not keep flows refuses a call that needs them, before it writes anything."""
-
-    @pytest.mark.parametrize("job", [linked("b", after=["a"]), linked("b", to=["a"])], ids=["wait", "dependents"])
-    async def test_a_job_with_links_is_refused(self, storage: Storage, job: NewJob) -> None:
-        with pytest.raises(FlowError):
-            await storage.enqueue([new_job("a"), job])
-
-        assert await counted(storage) == {}
-        assert await all_events(storage) == []
-
-    async def test_a_suspension_is_refused_and_the_run_goes_on(self, storage: Storage) -> None:
-        lease = await start(storage, new_job("a"))
-        with pytest.raises(FlowError):
-            await storage.exchange(ALICE, [settled(lease, Suspended(Wait((Need(box="x"),))))])
-
-        assert await record(storage, lease.ref) == lease.job
-        assert await settle(storage, ALICE, lease) == "done"
-
-    async def test_a_token_is_refused(self, storage: Storage) -> None:
-        await enqueue(storage, new_job("a"))
-        for revision in (
-            SealBox(ref_of("a"), "x", 1),
-            Subscribe(ref_of("a"), Dependent(ref_of("b"), "a", END)),
-            AdvanceEntry(ref_of("a"), 1, 1),
-        ):
-            with pytest.raises(FlowError):
-                await storage.revise([CancelJob(ref_of("a")), revision])
-        with pytest.raises(FlowError):
-            await deliver(storage, "a", token("x"))
-
-        assert await state_of(storage, "a") is State.WAITING
-
-    async def test_a_suspended_job_is_listed_nowhere(self, storage: Storage) -> None:
-        await enqueue(storage, new_job("a"))
-
-        assert (await storage.find(Query(states=(State.SUSPENDED,)))).jobs == ()
-        both = await storage.find(Query(states=(State.SUSPENDED, State.WAITING)))
-        assert [job.id for job in both.jobs] == ["a"]

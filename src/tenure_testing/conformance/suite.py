@@ -17,7 +17,6 @@ from tenure_testing.conformance.flows import (
     BreakConformance,
     EndsConformance,
     GroupsConformance,
-    NoFlowsConformance,
     OutboxConformance,
 )
 from tenure_testing.conformance.limits import LimitsConformance
@@ -42,18 +41,6 @@ from tenure_testing.conformance.tune import TuneConformance
 from tenure_testing.conformance.unique_keys import DebounceConformance, ThrottleConformance, UniqueConformance
 from tenure_testing.conformance.unknown_tasks import UnknownTasksConformance
 from tenure_testing.conformance.waiting import SuspendConformance, TimersConformance, WaitingConformance
-
-
-class FlowsConformance(
-    WaitingConformance,
-    SuspendConformance,
-    TimersConformance,
-    EndsConformance,
-    BreakConformance,
-    GroupsConformance,
-    OutboxConformance,
-):
-    """All tests of waiting jobs and flows, for a storage whose `flows` is true."""
 
 
 class StorageConformance(
@@ -92,17 +79,21 @@ class StorageConformance(
     DueOrderConformance,
     EventsConformance,
     NoticesConformance,
+    WaitingConformance,
+    SuspendConformance,
+    TimersConformance,
+    EndsConformance,
+    BreakConformance,
+    GroupsConformance,
+    OutboxConformance,
     DifferentialConformance,
     RegressionsConformance,
     StepsRefusalConformance,
 ):
     """All tests of a storage. A subclass defines the fixture `storage`: an opened storage that reads the `clock`.
 
-    The subclass is also one of `FlowsConformance`, if the storage keeps flows, or else of `NoFlowsConformance`. If the
-    storage keeps steps, it is one of `DurableConformance`, too.
+    If the storage keeps steps, the subclass is also one of `DurableConformance`.
     """
 
     async def test_the_suite_fits_what_the_storage_keeps(self, storage: Storage) -> None:
-        assert isinstance(self, FlowsConformance) == storage.flows
-        assert isinstance(self, NoFlowsConformance) == (not storage.flows)
         assert isinstance(self, DurableConformance) == storage.steps

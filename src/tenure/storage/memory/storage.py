@@ -53,7 +53,6 @@ class MemoryStorage:
     url = "memory://"
     shared = False
     remote = False
-    flows = True
     steps = True
 
     def __init__(self, *, clock: Clock | None = None) -> None:

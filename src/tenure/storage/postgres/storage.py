@@ -73,7 +73,6 @@ class PostgresStorage:
 
     shared = True
     remote = True
-    flows = True
     steps = False
 
     def __init__(self, address: PostgresAddress, *, clock: Clock | None = None, auto_migrate: bool = True) -> None:

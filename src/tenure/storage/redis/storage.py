@@ -62,7 +62,6 @@ class RedisStorage:
 
     shared = True
     remote = True
-    flows = True
     steps = False
 
     def __init__(self, address: RedisAddress, *, clock: Clock | None = None) -> None:

@@ -7,6 +7,7 @@ from tenure.core.figures import TaskCounts, end_of
 from tenure.core.job import JobRecord
 from tenure.core.lifecycle import REDRIVABLE, TERMINAL, State
 from tenure.core.transition import redriven, rescheduled, retimed
+from tenure.errors import FlowError
 from tenure.storage.protocol import (
     CancelJob,
     DeleteJob,
@@ -25,7 +26,7 @@ from tenure.storage.sql.settings import records_event, setting
 from tenure.storage.sql.transaction import Transaction
 from tenure.storage.sql.transitions import delete, find_job, is_past_lifetime, record_if_drained, record_move
 from tenure.storage.sql.waiting import hand_over, holder, missing_job
-from tenure.storage.waiting import AdvanceEntry, DeliverToken, SealBox, Subscribe
+from tenure.storage.waiting import AdvanceEntry, CancelTree, DeliverToken, SealBox, Subscribe
 
 
 def revise(tx: Transaction, revisions: Sequence[Revision]) -> list[RevisionResult]:
@@ -52,6 +53,8 @@ def _revise(tx: Transaction, revision: Revision) -> RevisionResult:
         if mark is None or mark.id != revision.move:
             return RevisionResult(job.ref, "refused", job.state)
     match revision:
+        case CancelTree():
+            raise FlowError("a flow is to be cancelled with its members, and SQL storages do not do that yet")
         case CancelJob() if job.state is State.ACTIVE:
             _ask_to_stop(tx, seq, job, revision)
             return RevisionResult(job.ref, "asked", job.state)

@@ -69,7 +69,6 @@ class SQLiteStorage:
 
     shared = True
     remote = False
-    flows = True
     steps = False
 
     def __init__(
