@@ -61,8 +61,7 @@ BOUND = 50.0
 class Line(Struct, frozen=True):
     """The times of one request in milliseconds, and the size of its longest answer in bytes.
 
-    `cpu`: the median of the processor's time that this process and a server used, which other load changes less;
-    `cpu_most`: its 95th percentile.
+    `cpu`: the median of the processor's time that this process and a server used, which other load changes less.
     """
 
     request: str
@@ -70,7 +69,6 @@ class Line(Struct, frozen=True):
     most: float
     longest: float
     cpu: float
-    cpu_most: float
     size: int
 
 
@@ -259,7 +257,7 @@ class Asking:
     def line(self, name: str) -> Line:
         """Return the result; the first answer does not count, it fills what a process keeps."""
         walls, cpus = self._walls[1:], self._cpus[1:]
-        return Line(name, median(walls), _most(walls), max(walls), median(cpus), _most(cpus), self._size)
+        return Line(name, median(walls), _most(walls), max(walls), median(cpus), self._size)
 
 
 def _most(times: Sequence[float]) -> float:
@@ -392,10 +390,10 @@ def page_of(answers: Answers) -> Iterator[str]:
             f"{steep} of {len(found.lines)} take more than {bound:g} ms at the 95th percentile  "
         )
     yield ""
-    yield "Times of the console and the storage together, without HTTP. `cpu p95`: of the processor's time of the"
-    yield "console's process and of the server, which other load on the machine changes less than the times."
+    yield "Times of the console and the storage together, without HTTP. `cpu`: the median of the processor's time of"
+    yield "the console's process and of the server, which other load on the machine changes less than the times."
     yield ""
-    yield "| request | " + " | ".join(f"{found.medium} p50 | p95 | cpu p95" for found in places) + " |"
+    yield "| request | " + " | ".join(f"{found.medium} p50 | p95 | cpu" for found in places) + " |"
     yield "|---|" + "---:|---:|---:|" * len(places)
     by_name = [{line.request: line for line in found.lines} for found in places]
     for request in dict.fromkeys(line.request for found in places for line in found.lines):
@@ -407,8 +405,7 @@ def _cells(line: Line | None, bound: float) -> str:
     if line is None:
         return " | | "
     most = f"**{line.most:.1f}**" if line.most > bound else f"{line.most:.1f}"
-    cpu = f"**{line.cpu_most:.1f}**" if line.cpu_most > bound else f"{line.cpu_most:.1f}"
-    return f"{line.half:.1f} | {most} | {cpu}"
+    return f"{line.half:.1f} | {most} | {line.cpu:.1f}"
 
 
 async def report(media: Sequence[Medium], jobs: int, asks: int, only: str, *, as_json: bool) -> Answers:
