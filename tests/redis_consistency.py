@@ -266,6 +266,12 @@ def _of_inboxes(contents: PartitionContents) -> Iterator[str]:
     for kind, mark, found in (("inbox", "boxed", inboxes), ("steps", "stepped", steps)):
         if found != (wanted := {ref for ref, job in contents.jobs.items() if job.get(mark)}):
             yield f"{kind} is kept of {found}, the records say {wanted}"
+    for ref in steps:
+        fields = contents.hash("steps", ref)
+        forgotten = int(fields.pop("", b"0"))
+        numbers = sorted(int.from_bytes(body[:4], "little") for body in fields.values())
+        if len(set(numbers)) != len(numbers) or (numbers and numbers[-1] > len(numbers) + forgotten + 1):
+            yield f"the steps of {ref!r} have the numbers {numbers}, and {forgotten} are forgotten"
     for kind in ("inbox_failed", "inbox_arrived", "inbox_completed"):
         if not (found := set(contents.names(kind))) <= inboxes:
             yield f"{kind} is kept of {found - inboxes}, which have no inbox"

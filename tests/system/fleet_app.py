@@ -572,3 +572,20 @@ async def _break(how: str) -> None:
             task = asyncio.create_task(leave())
             await asyncio.wait({task})
     await asyncio.sleep(30)
+
+
+async def _charge(how: str) -> int:
+    note("charged")
+    if how == "within" and current_job().run == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return current_job().run
+
+
+@app.task
+async def order(how: str) -> int:
+    """Charge in a step. The first run kills its process `within` the step, or `after` it is recorded."""
+    charged = await current_job().step("charge", _charge, how)
+    note("recorded")
+    if how == "after" and current_job().run == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return charged

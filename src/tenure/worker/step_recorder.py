@@ -18,7 +18,7 @@ from tenure.clock import SECOND, Clock
 from tenure.core.exponential_delay import ExponentialDelay
 from tenure.core.job import Owner
 from tenure.core.steps import NewStep
-from tenure.errors import StorageUnavailableError
+from tenure.errors import NotDurableError, StorageFullError, StorageUnavailableError
 from tenure.handlers.context import outside_of_jobs
 from tenure.storage.protocol import LeaseRenewal, RenewRequest, Storage
 from tenure.worker.active_runs import ActiveRun, RunKey, StopReason
@@ -92,7 +92,7 @@ class StepRecorder:
             try:
                 await self._call(batch)
                 return
-            except (StorageUnavailableError, TimeoutError) as error:
+            except (StorageUnavailableError, StorageFullError, NotDurableError, TimeoutError) as error:
                 self.failures += 1
                 if self.failures == 1:
                     self._logger.warning("cannot record %d steps, retrying: %r", len(batch), error)

@@ -103,6 +103,7 @@ class ChangeChecks:
                 pass  # others have resumed it
             elif verb in ("exchange", "sweep") and (was.state, job.state) == (State.FAILED, State.WAITING):
                 ruled.append(was)
+                self._accounts.flows.forgets(ref)
                 expected[JobRedriven, ref, was.starts] += 1
         for ref in gone:
             was, story = before[ref], self._accounts.story(ref)

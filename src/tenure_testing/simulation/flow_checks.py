@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from tenure.core.events import AnyEvent, JobCancelled, JobCompleted, JobEvent, JobExpired, JobFailed
 from tenure.core.job import JobRecord, Ref
 from tenure.core.lifecycle import TERMINAL, State
+from tenure.core.steps import forgotten_by_redrive
 from tenure.core.waiting import Broken, Dependent, Inbox, JobKind, Links, Met, Open, Skipped, StepRecord, Wait, evaluate
 from tenure.storage.memory.model import Model
 
@@ -53,10 +54,17 @@ class FlowChecks:
         self.resumed = 0
 
     def redriven(self, was: JobRecord, now: int) -> None:
-        """Note that an operator has redriven a job, which may run although its wait is broken or skips it."""
+        """Note that an operator has redriven a job: it may run although its wait is broken, and forgets failures."""
+        self.forgets(was.ref)
         wait = wait_of(was)
         if wait is not None and isinstance(evaluate(wait, self._inbox(was.ref), now), Broken | Skipped):
             self._forced.add(was.ref)
+
+    def forgets(self, ref: Ref) -> None:
+        """Note that a job is redriven, by an operator or a rule: its recorded failures are forgotten."""
+        incarnation, steps = self._steps.get(ref, (None, ()))
+        forgotten = forgotten_by_redrive(steps)
+        self._steps[ref] = incarnation, tuple(step for step in steps if step.name not in forgotten)
 
     def started(self, job: JobRecord, now: int) -> None:
         """Check a run that begins: its wait is over, and it has a handler."""

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import structs
 
 from tenure.core.job import Ref
-from tenure.core.waiting import Dependent, JobKind, Links, MetBy, Plan, StepRecord, Wait
+from tenure.core.waiting import Dependent, JobKind, Links, MetBy, Plan, StepKind, StepRecord, Wait
 from tenure.storage.redis.refs import decode_ref, encode_ref
 from tenure.storage.waiting import OutboxEntry
 
@@ -20,9 +20,13 @@ _json = msgspec.json.Encoder().encode
 _wait = msgspec.json.Decoder(Wait).decode
 _plan = msgspec.json.Decoder(Plan).decode
 
-_STEP = struct.Struct("<IIdBB")
+_STEP = struct.Struct("<IIdBBBd")
+_NO_TIME = -1
 _MET_BY: tuple[MetBy, ...] = ("failed", "completed", "timer")
-"""What met a need, from number 1 on."""
+"""What met a need, or ended a step, from number 1 on."""
+
+_KINDS: tuple[StepKind, ...] = ("step", "sleep", "signal", "wait")
+"""The kinds of steps, from number 1 on."""
 
 
 def encode_links(links: Links) -> dict[str, Any]:
@@ -88,13 +92,34 @@ def decode_dependents(names: Sequence[bytes]) -> Iterator[Dependent]:
 
 
 def decode_steps(flat: Sequence[bytes]) -> tuple[StepRecord, ...]:
-    """Return the steps of a job in the order in which they were recorded. `flat`: names and steps, alternately."""
+    """Return the steps of a job in the order in which they were recorded. `flat`: names and steps, alternately.
+
+    lua/parts/steps.lua describes their form.
+    """
     found: list[tuple[int, StepRecord]] = []
     for name, body in zip(flat[::2], flat[1::2], strict=True):
-        number, run, at, met_by, has_content = _STEP.unpack_from(body)
-        content = body[_STEP.size :] if has_content else None
-        found.append((int(number), StepRecord(name.decode(), int(run), int(at), _MET_BY[int(met_by) - 1], content)))
+        if not name:
+            # How many steps redrives have forgotten.
+            continue
+        number, run, at, met_by, has_body, kind, took = _STEP.unpack_from(body)
+        step = StepRecord(
+            name.decode(),
+            int(run),
+            int(at),
+            _MET_BY[int(met_by) - 1],
+            bytes(body[_STEP.size :]) if has_body else None,
+            _KINDS[int(kind) - 1],
+            None if took == _NO_TIME else int(took),
+        )
+        found.append((int(number), step))
     return tuple(step for _, step in sorted(found, key=itemgetter(0)))
+
+
+def encode_step(number: int, step: StepRecord) -> bytes:
+    """Return a step in its stored form. `number`: its place among the job's steps, from 1 on."""
+    met_by, kind = _MET_BY.index(step.by) + 1, _KINDS.index(step.kind) + 1
+    took = _NO_TIME if step.took is None else step.took
+    return _STEP.pack(number, step.run, step.at, met_by, step.body is not None, kind, took) + (step.body or b"")
 
 
 def decode_outbox(entries: Sequence[Sequence[Any]]) -> tuple[OutboxEntry, ...]:

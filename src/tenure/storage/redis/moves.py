@@ -8,7 +8,7 @@ from msgspec import Struct
 from tenure.core.document import stored_progress
 from tenure.core.job import JobDetail, JobRecord, RunRecord
 from tenure.core.move import CallAnswer, MoveBatch, MoveReceipt, as_moved
-from tenure.storage.redis.links import encode_links
+from tenure.storage.redis.links import encode_links, encode_step
 from tenure.storage.redis.records import (
     PAST_RUN,
     EncodedJob,
@@ -35,6 +35,7 @@ class _Arrival(Struct, omit_defaults=True):
     ended: int | None = None
     runs: list[int] | None = None
     log: list[int] | None = None
+    steps: list[str | int] | None = None
 
 
 class _Receive(Struct):
@@ -100,6 +101,9 @@ def _encode_arrival(detail: JobDetail, encoder: RequestEncoder) -> _Arrival:
             )
             for number, line in enumerate(detail.log, detail.log_dropped + 1)
         ]
+    for number, step in enumerate(detail.steps, 1):
+        arrival.steps = arrival.steps or []
+        arrival.steps += [step.name, encoder.put(encode_step(number, step))]
     return arrival
 
 

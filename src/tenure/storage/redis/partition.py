@@ -84,7 +84,7 @@ from tenure.storage.redis.renew import decode_renew, encode_renew
 from tenure.storage.redis.renew import first_batch as renewed_at_once
 from tenure.storage.redis.revise import decode_plan, decode_revise, decode_tune, encode_plan, encode_revise, encode_tune
 from tenure.storage.redis.schema import layout_of
-from tenure.storage.redis.script_library import Script, verb
+from tenure.storage.redis.script_library import Script, refused_if_full, verb
 from tenure.storage.redis.sweep import (
     BEGIN,
     decode_reclaim,
@@ -228,7 +228,8 @@ class Partition:
             lanes = [numbers for lane in part.lanes if (numbers := self.lanes.lost(beat.owner, lane)) is not None]
             try:
                 request = encode_renew(part, self.scope, self._layout, lanes)
-                result, renewed, more = decode_renew(await self._call("renew", request), part, self.scope)
+                reply = await self._call_renew(request, steps=any(renewal.steps for renewal in some))
+                result, renewed, more = decode_renew(reply, part, self.scope)
             except StorageUnavailableError:
                 if not begun:
                     raise
@@ -244,6 +245,12 @@ class Partition:
                     self.lanes.forget(beat.owner)
                 return RenewResult(tuple(lost), tuple(cancelling), result.orders, partitions=result.partitions)
             beat = structs.replace(beat, renewals=beat.renewals[renewed:])
+
+    async def _call_renew(self, request: Sequence[bytes], *, steps: bool) -> Any:
+        if not steps:
+            return await self._call("renew", request)
+        # Steps are as important as outcomes. A beat must be written even if the memory is full, but a step must not.
+        return await self._call("renew", request, refused_if_full("renew"), durable=self._durable)
 
     async def _hand_back(self, owner: Owner, lanes: Sequence[EncodedLane]) -> None:
         """Hand back the rest of the jobs that lanes have lost, if one script had no time for all of them.
@@ -538,10 +545,12 @@ class Partition:
         except TimeoutError:
             raise StorageUnavailableError(f"a part of the storage has not answered within {within:g} s") from None
 
-    async def _call(self, name: str, arguments: Sequence[bytes], *, durable: bool = False) -> Any:
+    async def _call(
+        self, name: str, arguments: Sequence[bytes], script: Script | None = None, *, durable: bool = False
+    ) -> Any:
         now = b"" if self._clock is None else self._clock.now()
         try:
-            return _answer(await self._caller.call(verb(name), self.base, now, *arguments, durable=durable))
+            return _answer(await self._caller.call(script or verb(name), self.base, now, *arguments, durable=durable))
         except UnconfirmedError as error:
             error.reply = _answer(error.reply)
             raise

@@ -10,7 +10,8 @@ from tenure.core.lease import REAPER_LEASE
 from tenure.core.published import PUBLISHED_KEPT, PUBLISHED_MOST, RENEWED_WITHIN
 from tenure.core.retention import EVENTS_KEPT, KEPT, TRIM_BATCH, KeepRule
 from tenure.core.schedule import AHEAD
-from tenure.core.waiting import DEPENDENTS_LIMIT, EARLY_FAILURE, SIGNAL
+from tenure.core.steps import SIGNALS_LIMIT
+from tenure.core.waiting import DEPENDENTS_LIMIT, EARLY_FAILURE, SIGNAL, SLEEP
 from tenure.storage import protocol, waiting
 from tenure.storage.redis.figures import KINDS, SPANS
 
@@ -63,6 +64,8 @@ CONSTANTS: Mapping[str, Constant] = {
     "RUNS_KEPT": protocol.RUNS_KEPT,
     "SCAN_LIMIT": protocol.SCAN_LIMIT,
     "SIGNAL": SIGNAL,
+    "SIGNALS_LIMIT": SIGNALS_LIMIT,
+    "SLEEP": SLEEP,
     "SWEEP_LIMIT": protocol.SWEEP_LIMIT,
     "TASKS_KEPT": TASKS_KEPT,
     "TRIM_BATCH": TRIM_BATCH,

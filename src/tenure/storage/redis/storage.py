@@ -51,10 +51,8 @@ from tenure.storage.redis.schema import examine_layout, layout_of, settle_on
 from tenure.storage.redis.server_checks import ServerChecks
 from tenure.storage.redis.subscriptions import Subscriptions
 from tenure.storage.redis.sweep_schedule import SweepSchedule
-from tenure.storage.steps import require_no_recorded_steps, require_no_steps
+from tenure.storage.steps import require_valid_signals, require_valid_steps
 from tenure.storage.waiting import require_valid, require_valid_waits
-
-_NAME = "Redis"
 
 
 class RedisStorage:
@@ -62,7 +60,7 @@ class RedisStorage:
 
     shared = True
     remote = True
-    steps = False
+    steps = True
 
     def __init__(self, address: RedisAddress, *, clock: Clock | None = None) -> None:
         self.url = address.shown
@@ -134,7 +132,7 @@ class RedisStorage:
 
     async def renew(self, beat: RenewRequest) -> RenewResult:
         """See `Storage.renew`."""
-        require_no_steps(_NAME, beat.renewals)
+        require_valid_steps(beat.renewals)
         result = await (await self._ready()).renew(beat)
         if beat.last and self._closed:
             await self.close()
@@ -155,6 +153,7 @@ class RedisStorage:
 
     async def revise(self, revisions: Sequence[Revision]) -> list[RevisionResult]:
         """See `Storage.revise`."""
+        require_valid_signals(revisions)
         return await (await self._opened()).revise(revisions)
 
     async def plan(self, changes: Sequence[Change]) -> list[ScheduleResult]:
@@ -171,7 +170,6 @@ class RedisStorage:
     async def receive(self, batch: MoveBatch) -> MoveReceipt:
         """See `MoveTarget.receive`."""
         require_valid(call.job for call in batch.calls)
-        require_no_recorded_steps(_NAME, batch)
         return await (await self._opened()).receive(batch)
 
     async def resign(self, term: Term) -> None:

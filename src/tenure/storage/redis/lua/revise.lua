@@ -114,11 +114,11 @@ end
 
 -- Put a token into the job's inbox. `body`: the place of the content of a signal among the arguments.
 function revise.deliver(job, revision)
-  if TERMINAL[job.state] and starts_with(revision.box, SIGNAL) then
-    return 'refused'
-  end
   local body = revision.body and ARGV[revision.body]
   local token = { box = revision.box, key = revision.key, outcome = revision.outcome, body = body }
+  if starts_with(revision.box, SIGNAL) and (TERMINAL[job.state] or Inbox.is_full(job, token)) then
+    return 'refused'
+  end
   if not Waiting.deliver(job.ref, token) then
     Transaction.note_repeated()
   end

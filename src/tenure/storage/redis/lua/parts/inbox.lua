@@ -3,7 +3,8 @@
 --
 -- inbox:<ref>         HASH  for each key of a box, `t<box>\0<key>`: c if it completed, f if it failed. For each box:
 --                           `a<box>`, how many keys have a token; `f<box>`, how many of them failed; `n<box>`, how many
---                           there will be, once known; `o<box>\0<n>`, the content of its n-th completed token
+--                           there will be, once known; `o<box>\0<n>`, the content of its n-th completed token;
+--                           `r<box>`, how many of its signals the job was awakened with
 -- inbox_failed:<ref>  ZSET  the failed keys: box and key, the key after its length, all at 0. The first of a box is the
 --                           failed key that comes first
 --
@@ -13,6 +14,8 @@
 -- The numbers make a delivery, and a look at a box, equally fast for any number of keys. A job with an inbox has
 -- `boxed`, so it is not plain; `bits`: the box whose keys have bits, the first one that got a token under a number.
 local Inbox = {}
+
+-- constants: SIGNALS_LIMIT
 
 -- Keys from this number on have no bits: a single token must not take much memory.
 local BITS = 131072
@@ -98,6 +101,30 @@ function Inbox.seal(job, box, total)
   note(job)
   call('HSET', hash, 'n' .. box, total)
   return true
+end
+
+-- Note that the job was awakened with the first `count` signals of a box.
+function Inbox.note_read(job, box, count)
+  local hash = key('inbox', job.ref)
+  if count > (tonumber(call('HGET', hash, 'r' .. box) or '') or 0) then
+    note(job)
+    call('HSET', hash, 'r' .. box, count)
+  end
+end
+
+-- Return true if the job has not read so many signals of this name that it takes no other one. A repeated signal is not
+-- another one.
+function Inbox.is_full(job, signal)
+  local hash, box = key('inbox', job.ref), signal.box
+  local numbers = job.boxed and call('HMGET', hash, 'a' .. box, 'r' .. box) or {}
+  if (tonumber(numbers[1] or '') or 0) - (tonumber(numbers[2] or '') or 0) < SIGNALS_LIMIT then
+    return false
+  end
+  local number = bit_of(job, signal)
+  if number then
+    return call('GETBIT', key('inbox_completed', job.ref), number) == 0
+  end
+  return call('HGET', hash, 't' .. pair(box, signal.key)) ~= 'c'
 end
 
 -- Return what is known of each of these boxes, by its name: {arrived, failed, total}; without a total until it is known.

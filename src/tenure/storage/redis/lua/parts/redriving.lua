@@ -1,4 +1,4 @@
--- requires: prelude, record_codec, notifications, event_log, fair_queue, job_indexes, enqueue
+-- requires: prelude, record_codec, notifications, event_log, fair_queue, job_indexes, enqueue, steps
 -- Redrives finished jobs, by an operator's request or by the job's rule. core/transition.py has the same rules.
 local Redriving = {}
 
@@ -38,6 +38,9 @@ end
 
 -- Put a finished job back into its queue, with new budgets and a new time to live; its fence and starts keep rising.
 function Redriving.redrive(job, delay, by, by_rule)
+  if job.stepped then
+    Steps.forget_failures(job)
+  end
   local was, run_at = job.state, NOW + delay
   local changes = Redriving.renewed(job, run_at, by_rule)
   changes.state = delay > 0 and 'delayed' or 'waiting'

@@ -1,27 +1,20 @@
 -- requires: prelude, record, notifications, event_log, figures, fair_queue, job_indexes, enqueue, redriving, time_budget
--- requires: inbox, wait_verdicts, outbox, partitioning, dependents
+-- requires: inbox, wait_verdicts, outbox, partitioning, dependents, steps
 -- Carries out the verdict on a job's wait in the step in which its tokens arrive, and notifies the dependents of each
 -- end. storage/memory/waiting.py has the same rules, with reasons.
 --
 -- A job that waits, or that others wait for, has rare fields: `wait` and `timeless` (parts/wait_verdicts.lua);
 -- `dependents` and `more` (parts/dependents.lua); `kind`: flow or group; `flow`: the ref of its flow; `plan`: JSON;
 -- `wake_at`: when time alone changes a suspended job; `entry`: the number of its last entry in the outbox.
---
--- steps:<ref>  HASH  the recorded outcomes of needs, by the name of the step: numbers as in `STEP`, then the content of
---                    a signal. A job with steps has `stepped`
 local Waiting = {}
 
--- constants: NOTIFIED_AT_ONCE, ENDS_AT_ONCE, EARLY_FAILURE
+-- constants: NOTIFIED_AT_ONCE, ENDS_AT_ONCE, EARLY_FAILURE, SIGNAL, SLEEP
 
 -- The reasons of a job that failed because a job that it needs has failed, and of one that is not needed.
 local FAILED_NEED, NOT_NEEDED = 'dependency', 'skipped'
 
 -- The time to deliver a token, in microseconds.
 local DELIVERY_COST = 70
-
--- A step: its place among the job's steps, the last run before, when it was recorded, what met the need, and whether it
--- has content.
-local STEP, MET_BY = '<I4I4dBB', { failed = 1, completed = 2, timer = 3 }
 
 local function error_text(type_, message)
   return cjson.encode({ type = type_, message = message })
@@ -37,16 +30,18 @@ local function are_together(ref, other)
   return Partitioning.are_together((parts_of(ref)), (parts_of(other)))
 end
 
--- Record what met the needs of a wait as steps of the job. The first record of a name stays.
+-- Record what met the needs of a wait as steps of the job, and that it has read the signals.
 local function record_steps(job, verdict)
   for _, outcome in ipairs(verdict.outcomes) do
-    local name = outcome.need.step
-    if name then
-      local steps, body = key('steps', job.ref), WaitVerdicts.body(job, verdict, outcome)
-      local number = call('HLEN', steps) + 1
-      local numbers = struct.pack(STEP, number, job.starts, NOW, MET_BY[outcome.by], body and 1 or 0)
-      call('HSETNX', steps, name, numbers .. (body or ''))
-      job.stepped = true
+    local need = outcome.need
+    local is_signal = starts_with(need.box, SIGNAL)
+    if need.step then
+      local kind = is_signal and 'signal' or need.box == SLEEP and 'sleep' or 'wait'
+      local body = WaitVerdicts.body(job, verdict, outcome)
+      Steps.add(job, { name = need.step, by = outcome.by, kind = kind }, body)
+    end
+    if is_signal and outcome.by ~= 'timer' then
+      Inbox.note_read(job, need.box, need.count or 0)
     end
   end
 end
