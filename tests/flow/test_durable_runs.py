@@ -1,7 +1,6 @@
 """Durable handlers of real workers in virtual time: workers die, freeze, stop and lose their storage."""
 
 import asyncio
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -22,19 +21,7 @@ from tenure.errors import StorageUnavailableError
 from tenure.storage.memory.storage import MemoryStorage
 from tenure.storage.protocol import RenewRequest, RenewResult
 from tenure_testing.simulation.event_loop import SimClock, SimLoop, simulate
-from tests.flow.conftest import FAST, Harness, Scenario
-
-
-def run(
-    scenario: Scenario, storage: Callable[[SimClock], MemoryStorage] = lambda clock: MemoryStorage(clock=clock)
-) -> None:
-    """Run a scenario in virtual time, on a storage that keeps steps."""
-
-    async def main(loop: SimLoop) -> None:
-        clock = SimClock(loop)
-        await scenario(Harness(loop, clock, storage(clock)))
-
-    simulate(main)
+from tests.flow.conftest import FAST, Harness, RunScenario
 
 
 async def names_of(app: Tenure, job: Job[Any]) -> list[str]:
@@ -45,7 +32,7 @@ async def names_of(app: Tenure, job: Job[Any]) -> list[str]:
 
 
 @pytest.mark.parametrize("crashes_at", range(12))
-def test_a_worker_may_die_at_any_point_and_the_job_completes(crashes_at: int) -> None:
+def test_a_worker_may_die_at_any_point_and_the_job_completes(run_scenario: RunScenario, crashes_at: int) -> None:
     effects: list[str] = []
 
     async def scenario(harness: Harness) -> None:
@@ -78,11 +65,11 @@ def test_a_worker_may_die_at_any_point_and_the_job_completes(crashes_at: int) ->
         assert await job.result() == "first gone last"
         assert await names_of(app, job) == ["first", "short", "pause", "go", "last"]
 
-    run(scenario)
+    run_scenario(scenario)
     assert [effects.count(name) for name in ("first", "last")] in ([1, 1], [2, 1], [1, 2])
 
 
-def test_a_frozen_worker_records_nothing_when_it_goes_on() -> None:
+def test_a_frozen_worker_records_nothing_when_it_goes_on(run_scenario: RunScenario) -> None:
     values: list[int] = []
     errors: list[type[BaseException]] = []
 
@@ -114,7 +101,7 @@ def test_a_frozen_worker_records_nothing_when_it_goes_on() -> None:
         assert await names_of(app, job) == ["charge"]
         assert {event.fence for event in await harness.events_of(RunFenced)} != set()
 
-    run(scenario)
+    run_scenario(scenario)
     assert values == [2]
     assert set(errors) <= {LeaseLostError, asyncio.CancelledError}
     assert errors
@@ -137,10 +124,11 @@ class Away(MemoryStorage):
 def test_a_step_is_recorded_after_an_outage_and_not_repeated() -> None:
     calls: list[str] = []
 
-    async def scenario(harness: Harness) -> None:
+    async def main(loop: SimLoop) -> None:
+        clock = SimClock(loop)
+        storage = Away(clock)
+        harness = Harness(loop, clock, storage)
         app = harness.app()
-        storage = harness.storage
-        assert isinstance(storage, Away)
 
         async def charge() -> str:
             calls.append("charge")
@@ -159,11 +147,11 @@ def test_a_step_is_recorded_after_an_outage_and_not_repeated() -> None:
 
         assert await job.result() == "paid"
 
-    run(scenario, Away)
+    simulate(main)
     assert calls == ["charge"]
 
 
-def test_a_worker_that_stops_lets_a_handler_suspend() -> None:
+def test_a_worker_that_stops_lets_a_handler_suspend(run_scenario: RunScenario) -> None:
     async def scenario(harness: Harness) -> None:
         app = harness.app()
 
@@ -186,10 +174,10 @@ def test_a_worker_that_stops_lets_a_handler_suspend() -> None:
         assert await job.state() is State.SUSPENDED
         assert await names_of(app, job) == ["slow"]
 
-    run(scenario)
+    run_scenario(scenario)
 
 
-def test_a_cancel_stops_a_step_and_wins_over_a_wait() -> None:
+def test_a_cancel_stops_a_step_and_wins_over_a_wait(run_scenario: RunScenario) -> None:
     log: list[str] = []
 
     async def scenario(harness: Harness) -> None:
@@ -224,11 +212,11 @@ def test_a_cancel_stops_a_step_and_wins_over_a_wait() -> None:
         assert [await job.state() for job in jobs] == [State.CANCELLED] * 2
         assert await names_of(app, jobs[0]) == []
 
-    run(scenario)
+    run_scenario(scenario)
     assert log == ["tidy"]
 
 
-def test_a_time_limit_is_for_one_run() -> None:
+def test_a_time_limit_is_for_one_run(run_scenario: RunScenario) -> None:
     async def scenario(harness: Harness) -> None:
         app = harness.app()
 
@@ -249,10 +237,10 @@ def test_a_time_limit_is_for_one_run() -> None:
         assert await job.result() == "3 pauses"
         assert len((await job.info()).runs) == 4
 
-    run(scenario)
+    run_scenario(scenario)
 
 
-def test_a_short_pause_takes_place_in_the_run() -> None:
+def test_a_short_pause_takes_place_in_the_run(run_scenario: RunScenario) -> None:
     async def scenario(harness: Harness) -> None:
         app = harness.app()
         runs: list[int] = []
@@ -277,10 +265,10 @@ def test_a_short_pause_takes_place_in_the_run() -> None:
         assert (runs, attempts) == ([1, 2], [1, 2, 3])
         assert await names_of(app, job) == ["short", "charge", "long"]
 
-    run(scenario)
+    run_scenario(scenario)
 
 
-def test_a_suspended_job_leaves_its_slot_to_others() -> None:
+def test_a_suspended_job_leaves_its_slot_to_others(run_scenario: RunScenario) -> None:
     async def scenario(harness: Harness) -> None:
         app = harness.app()
 
@@ -298,10 +286,10 @@ def test_a_suspended_job_leaves_its_slot_to_others() -> None:
         assert [await job.result() for job in jobs] == list(range(20))
         assert harness.now - began < 3_700
 
-    run(scenario)
+    run_scenario(scenario)
 
 
-def test_a_wait_in_a_block_that_catches_exceptions_is_not_disturbed() -> None:
+def test_a_wait_in_a_block_that_catches_exceptions_is_not_disturbed(run_scenario: RunScenario) -> None:
     async def scenario(harness: Harness) -> None:
         app = harness.app()
         seen: list[str] = []
@@ -322,4 +310,4 @@ def test_a_wait_in_a_block_that_catches_exceptions_is_not_disturbed() -> None:
         assert await job.result() == "done"
         assert seen == ["unwound"]
 
-    run(scenario)
+    run_scenario(scenario)

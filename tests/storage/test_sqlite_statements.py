@@ -15,6 +15,7 @@ from tenure.core.job import Key, Ref
 from tenure.core.outcome import Cancelled, Outcome, Returned, Snoozed
 from tenure.core.retention import KeepRule, RetentionRules
 from tenure.core.settlement import settlement
+from tenure.core.steps import NewStep
 from tenure.core.waiting import JobKind, Links, Need, TokenOutcome, Wait, WaitToken
 from tenure.storage.protocol import ClaimRequest, LeaseRenewal, NewLogLine, RenewRequest, Settings, Target
 from tenure.storage.sql import exchange, renew, revise, tune
@@ -192,3 +193,33 @@ def test_a_beat_takes_as_many_statements_for_many_leases_as_for_one(tmp_path: Pa
     assert len(leases) == 100
     # Within the transaction the settings of the worker are read once.
     assert counts[1] <= counts[0] <= 6
+
+
+def test_the_steps_of_a_beat_take_two_statements_for_any_number_of_runs(tmp_path: Path) -> None:
+    path = str(tmp_path / "jobs.db")
+    connection = Database(path, Locks(lock_file(path)), durability="fast", auto_migrate=True).writer()
+    tx = SQLiteTransaction(connection)
+    tx.now = 1_000_000
+    exchange.enqueue_all(tx, [[job(f"{number:03}") for number in range(100)]])
+    leases = exchange.exchange(tx, ME, [], ClaimRequest(("q",), 100)).leases
+    tx.flush()
+    renew.renew(tx, RenewRequest(ME))
+    seen: list[str] = []
+    connection.set_trace_callback(seen.append)
+
+    def statements_of(count: int, steps: tuple[NewStep, ...] = ()) -> list[str]:
+        """Return the first words of the statements that a beat with the leases of this many runs takes."""
+        seen.clear()
+        renewals = tuple(LeaseRenewal(lease.ref, lease.fence, steps=steps) for lease in leases[:count])
+        assert renew.renew(tx, RenewRequest(ME, renewals)).lost == ()
+        return [" ".join(re.sub(r"--.*", "", text).split()[:3]) for text in seen]
+
+    without = statements_of(100)
+    one = statements_of(1, (NewStep("a", body=b"1"),))
+    many = statements_of(100, (NewStep("a", body=b"1"), NewStep("b", body=b"2"), NewStep("c")))
+    stored = connection.execute("SELECT count(*), sum(length(body)) FROM tenure_step").fetchone()
+    connection.close()
+
+    assert without == ["SELECT listed.key, seq,", "UPDATE tenure_job SET"]
+    assert one == many == [without[0], "INSERT INTO tenure_step", "UPDATE tenure_job NOT", without[1]]
+    assert stored == (300, 200)

@@ -16,12 +16,14 @@ from tenure.storage.protocol import (
     ClaimRequest,
     EnqueueResult,
     ExchangeResult,
+    RenewRequest,
+    RenewResult,
     Revision,
     RevisionResult,
     SweepRequest,
     SweepResult,
 )
-from tenure.storage.sql import exchange, inbox, reading, revise, sweep
+from tenure.storage.sql import exchange, inbox, reading, renew, revise, sweep
 from tenure.storage.sql.audit import counters
 from tenure.storage.sql.transitions import find_job, recount
 from tenure.storage.sqlite.database import Database
@@ -65,6 +67,12 @@ class Twin(Model):
 
         self.compare(structs.replace(expected, outbox=()), ask)
         assert all(entry in expected.outbox for entry in handed_out)
+        return expected
+
+    def renew(self, beat: RenewRequest) -> RenewResult:
+        """Compare a beat."""
+        expected = super().renew(beat)
+        self.compare(expected, lambda tx: renew.renew(tx, beat))
         return expected
 
     def sweep(self, bid: SweepRequest) -> SweepResult:

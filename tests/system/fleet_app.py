@@ -73,6 +73,28 @@ async def quick(number: int) -> int:
     return number
 
 
+@app.task
+async def charge_and_ship(dies: str) -> None:
+    """Carry out two steps. The first run is killed "before" or "after" the first step is recorded."""
+
+    def kill_first_run() -> None:
+        if current_job().run == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    async def charge() -> None:
+        note("charge")
+        if dies == "before":
+            kill_first_run()
+
+    async def ship() -> None:
+        note("ship")
+
+    await current_job().step("charge", charge)
+    if dies == "after":
+        kill_first_run()
+    await current_job().step("ship", ship)
+
+
 def _open_all() -> None:
     while True:
         _leaked.append(os.open("/dev/null", os.O_RDONLY))

@@ -44,6 +44,10 @@ class NewStep(Struct, frozen=True, gc=False):
     body: bytes | None = None
     took: int | None = None
 
+    def record(self, run: int, now: int) -> StepRecord:
+        """Return the record of this step. `run`: the run that brings it."""
+        return StepRecord(self.name, run, now, self.by, self.body, self.kind, self.took)
+
 
 def forgotten_by_redrive(steps: Iterable[StepRecord]) -> set[str]:
     """Return the names of the steps that a redrive forgets: failures, and the pauses between their attempts."""

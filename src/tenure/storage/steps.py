@@ -62,4 +62,4 @@ def require_no_recorded_steps(storage: str, batch: MoveBatch) -> None:
 
 def lacks_steps(storage: str) -> str:
     """Return the part of a message that says that a storage does not keep steps."""
-    return f"{storage} does not keep steps yet; only memory:// and Redis do"
+    return f"{storage} does not keep steps yet; memory, SQLite and PostgreSQL do"

@@ -140,15 +140,18 @@ class StepsConformance(Conformance):
 
         assert await steps_of(storage) == []
 
-    async def test_the_longest_names_and_values_are_stored(self, storage: Storage) -> None:
+    async def test_the_longest_and_the_shortest_names_and_values_are_stored(self, storage: Storage) -> None:
         steps = [
             NewStep(f"{'a' * 64}#10000~99999"),
             NewStep(f"{'a' * 64}@{'k' * 64}"),
             NewStep("a", body=b"x" * STEP_BYTES),
+            NewStep("empty", body=b""),
+            NewStep("none"),
         ]
         await record_steps(storage, await start(storage, new_job("a")), *steps)
 
-        assert await names_of(storage) == [step.name for step in steps]
+        stored = [(step.name, step.body) for step in await steps_of(storage)]
+        assert stored == [(step.name, step.body) for step in steps]
 
     async def test_steps_survive_put_backs_stalls_and_suspensions(self, storage: Storage, clock: ManualClock) -> None:
         lease = await start(storage, new_job("a"))

@@ -323,8 +323,7 @@ class WaitingRules(EnqueueRules):
         """Store the records of an active run. The first record of a name stays."""
         known = self._steps.setdefault(job.ref, {})
         for step in steps:
-            record = StepRecord(step.name, job.starts, now, step.by, step.body, step.kind, step.took)
-            known.setdefault(record.name, record)
+            known.setdefault(step.name, step.record(job.starts, now))
 
     def _forget_failures(self, job: JobRecord) -> JobRecord:
         """Forget the recorded failures of a job that is redriven, so that it tries these steps again."""

@@ -6,7 +6,7 @@ from tenure.core.check import shown
 from tenure.core.decision import Suspend
 from tenure.core.job import JobRecord, NewJob
 from tenure.core.settlement import Settlement
-from tenure.core.waiting import Dependent, Links, Wait
+from tenure.core.waiting import Dependent, Links, StepRecord, Wait
 from tenure.errors import UsageError
 from tenure.storage.protocol import Revision
 from tenure.storage.waiting import DeliverToken, SealBox, Subscribe
@@ -19,6 +19,15 @@ def require_storable(job: NewJob | JobRecord) -> None:
         UsageError: one of them contains NUL.
     """
     _require(_names(job))
+
+
+def require_storable_steps(steps: Iterable[StepRecord]) -> None:
+    """Check the names of steps that come from another storage.
+
+    Raises:
+        UsageError: one of them contains NUL.
+    """
+    _require(("step", step.name) for step in steps)
 
 
 def require_storable_waits(settlements: Sequence[Settlement]) -> None:

@@ -25,7 +25,12 @@ from tenure.storage.postgres.connection import Session
 from tenure.storage.postgres.job_transaction import PostgresJobTransaction
 from tenure.storage.postgres.listener import PostgresListener
 from tenure.storage.postgres.migration_files import SCHEMA
-from tenure.storage.postgres.names import require_storable, require_storable_tokens, require_storable_waits
+from tenure.storage.postgres.names import (
+    require_storable,
+    require_storable_steps,
+    require_storable_tokens,
+    require_storable_waits,
+)
 from tenure.storage.postgres.reader import PostgresReader
 from tenure.storage.postgres.schema import Schema
 from tenure.storage.postgres.transaction import PostgresTransaction
@@ -59,10 +64,8 @@ from tenure.storage.protocol import (
 )
 from tenure.storage.sql import acts, exchange, moves, published_tasks, reading, renew, revise, schedules, sweep, tune
 from tenure.storage.sql.transaction import Transaction
-from tenure.storage.steps import require_no_recorded_steps, require_no_steps
+from tenure.storage.steps import require_valid_signals, require_valid_steps
 from tenure.storage.waiting import require_valid, require_valid_waits
-
-_NAME = "PostgreSQL"
 
 _CLOSING = 10.0
 """How many seconds `close` waits for writes that are under way."""
@@ -73,7 +76,7 @@ class PostgresStorage:
 
     shared = True
     remote = True
-    steps = False
+    steps = True
 
     def __init__(self, address: PostgresAddress, *, clock: Clock | None = None, auto_migrate: bool = True) -> None:
         """`clock`: decides the instants in place of the server's clock; for tests.
@@ -215,7 +218,7 @@ class PostgresStorage:
 
     async def renew(self, beat: RenewRequest) -> RenewResult:
         """See `Storage.renew`."""
-        require_no_steps(_NAME, beat.renewals)
+        require_valid_steps(beat.renewals)
         if beat.worker is not None:
             beat = replace(beat, worker=replace(beat.worker, schema=SCHEMA))
         try:
@@ -244,6 +247,7 @@ class PostgresStorage:
         Raises:
             UsageError: a name in a token contains NUL, which PostgreSQL cannot hold.
         """
+        require_valid_signals(revisions)
         require_storable_tokens(revisions)
         await self._require_open()
         return await self.care.submit(lambda tx: revise.revise(tx, revisions))
@@ -255,9 +259,9 @@ class PostgresStorage:
             UsageError: a name of a job contains NUL, which PostgreSQL cannot hold.
         """
         require_valid(call.job for call in batch.calls)
-        require_no_recorded_steps(_NAME, batch)
         for detail in batch.jobs:
             require_storable(detail.job)
+            require_storable_steps(detail.steps)
         for call in batch.calls:
             require_storable(call.job)
         await self._require_open()

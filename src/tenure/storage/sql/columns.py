@@ -44,6 +44,9 @@ COLUMNS = (
 )
 """The columns of `job` that a record is read from, in order."""
 
+LINKS = COLUMNS.index("links")
+"""The place of the links: NULL if a job has none, no inbox and no recorded steps; empty if it has no links alone."""
+
 LARGE = ("score", "priority", "boost")
 COUNTS = (
     *("weight", "collected", "collected_bytes", "lease", "max_stalls", "start_grace", "fence", "settled_fence"),

@@ -5,8 +5,10 @@ A wait is compared with the numbers of its boxes, so that a token costs the same
 
 from collections.abc import Sequence
 
-from tenure.core.waiting import BoxCounts, InboxCounts, NeedOutcome, WaitToken
-from tenure.storage.sql.lists import json_list
+from tenure.core.steps import forgotten_by_redrive
+from tenure.core.waiting import BoxCounts, InboxCounts, StepRecord, WaitToken
+from tenure.storage.sql import rows
+from tenure.storage.sql.lists import ByteSlices, json_list, json_rows
 from tenure.storage.sql.transaction import Transaction
 
 _DELETE = ("waiting.delete_tokens", "waiting.delete_boxes", "waiting.delete_steps")
@@ -49,6 +51,11 @@ def mark(tx: Transaction, seq: int) -> None:
     tx.run("waiting.mark_inbox", {"seq": seq})
 
 
+def mark_all(tx: Transaction, seqs: Sequence[int]) -> None:
+    """Do the same for several jobs, which have recorded steps."""
+    tx.run("waiting.mark_inboxes", {"seqs": json_rows(seqs)})
+
+
 def read(tx: Transaction, seq: int) -> InboxCounts:
     """Return the numbers of the boxes of a job's inbox."""
     return InboxCounts(
@@ -59,10 +66,41 @@ def read(tx: Transaction, seq: int) -> InboxCounts:
     )
 
 
-def record_step(tx: Transaction, seq: int, run: int, outcome: NeedOutcome, body: bytes | None) -> None:
-    """Record the outcome of a need under the name of its step, unless one is recorded already."""
-    values = {"seq": seq, "name": outcome.need.step, "run": run, "at": tx.now, "met_by": outcome.by, "body": body}
-    tx.run("waiting.record_step", values)
+def record_steps(tx: Transaction, steps: Sequence[tuple[int, StepRecord]]) -> None:
+    """Record steps, each with the seq of its job. The first record of a name stays."""
+    bodies = ByteSlices()
+    listed = json_list(
+        [
+            (seq, step.name, step.run, step.at, step.by, step.kind, step.took, *bodies.add(step.body))
+            for seq, step in steps
+        ]
+    )
+    if listed is not None:
+        tx.run("waiting.record_steps", {"steps": listed, "bodies": bodies.joined()})
+        return
+    # A name that contains a NUL is written alone.
+    for seq, step in steps:
+        values = {"name": step.name, "run": step.run, "at": step.at, "met_by": step.by, "body": step.body}
+        tx.run("waiting.record_step", {"seq": seq, **values, "kind": step.kind, "took": step.took})
+
+
+def forget_failures(tx: Transaction, seq: int) -> set[str]:
+    """Forget the recorded failures of a job that is redriven; return their names."""
+    failed = forgotten_by_redrive(rows.step(row) for row in tx.all("waiting.step_ends", {"seq": seq}))
+    if (names := json_list(sorted(failed))) is not None:
+        tx.run("waiting.forget_steps", {"seq": seq, "names": names})
+    return failed
+
+
+def unread(tx: Transaction, seq: int, signal: WaitToken) -> int:
+    """Return how many signals of a name the job has not read; 0 if it has this one already."""
+    row = tx.one("waiting.unread", {"seq": seq, "box": signal.box, "key": signal.key})
+    return 0 if row is None else int(row[0])
+
+
+def note_read(tx: Transaction, seq: int, box: str, count: int) -> None:
+    """Record that the job was awakened with the first `count` signals of a box."""
+    tx.run("waiting.note_read", {"seq": seq, "box": box, "count": count})
 
 
 def body(tx: Transaction, seq: int, box: str, place: int) -> bytes | None:

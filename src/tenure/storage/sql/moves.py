@@ -11,7 +11,7 @@ from tenure.core.lifecycle import TERMINAL, State
 from tenure.core.move import MoveBatch, MoveReceipt, answers_of, as_moved
 from tenure.core.order import entered_at
 from tenure.storage.protocol import queue_topic
-from tenure.storage.sql import concurrency_keys, fair_queue, rows, waiting
+from tenure.storage.sql import concurrency_keys, fair_queue, inbox, rows, waiting
 from tenure.storage.sql.enqueue import store_all
 from tenure.storage.sql.settings import require_here
 from tenure.storage.sql.transaction import Transaction
@@ -74,6 +74,9 @@ def _arrive(tx: Transaction, detail: JobDetail) -> bool:
 
 
 def _store_history(tx: Transaction, seq: int, detail: JobDetail) -> None:
+    if detail.steps:
+        inbox.record_steps(tx, [(seq, step) for step in detail.steps])
+        inbox.mark(tx, seq)
     tx.many("receive.insert_run", [{"seq": seq, **structs.asdict(run)} for run in detail.runs])
     lines = zip(count(detail.log_dropped + 1), detail.log, strict=False)
     tx.many(

@@ -29,7 +29,7 @@ from tenure.storage.protocol import (
 )
 from tenure.storage.sql import figures as figure_cells
 from tenure.storage.sql import rates, rows, settings, unknown_tasks
-from tenure.storage.sql.columns import Row
+from tenure.storage.sql.columns import LINKS, Row
 from tenure.storage.sql.lists import json_names, json_rows
 from tenure.storage.sql.schedules import schedules
 from tenure.storage.sql.sweep import current_term
@@ -215,7 +215,8 @@ def _detail(tx: Transaction, ref: Ref) -> JobDetail | None:
         tuple(rows.run(run) for run in tx.all("get.runs", {"seq": seq})),
         tuple(rows.log_line(line) for line in log),
         log[-1][-1] - len(log) if log else 0,
-        tuple(rows.step(step) for step in tx.all("waiting.steps", {"seq": seq})) if job.links is not None else (),
+        # A job without links has steps only if its links are marked as empty.
+        () if row[LINKS] is None else tuple(rows.step(step) for step in tx.all("waiting.steps", {"seq": seq})),
     )
 
 

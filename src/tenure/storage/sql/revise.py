@@ -90,6 +90,7 @@ def redrive(
     """Put an ended job back in its queue, or suspend it while something that it needs is missing."""
     if waiting.redrive(tx, seq, job, by):
         return
+    waiting.forget_failures(tx, seq, job)
     again = redriven(job, tx.now, delay=delay, by_rule=by_rule)
     score = fair_queue.score(tx, again, again.run_at) if again.state is State.WAITING else again.score
     tx.run(

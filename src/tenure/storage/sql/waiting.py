@@ -17,6 +17,7 @@ from tenure.core.fingerprint import fingerprint
 from tenure.core.job import CollectKey, DebounceKey, JobRecord, MergeKey, NewJob, RecordedError, Ref, UniqueKey
 from tenure.core.lifecycle import TERMINAL, State
 from tenure.core.order import entered_at
+from tenure.core.steps import SIGNALS_LIMIT
 from tenure.core.transition import expired, expiry, redriven
 from tenure.core.waiting import (
     EARLY_FAILURE,
@@ -30,6 +31,7 @@ from tenure.core.waiting import (
     NeedOutcome,
     Open,
     Skipped,
+    StepRecord,
     Verdict,
     WaitToken,
     added,
@@ -78,7 +80,9 @@ def revise(tx: Transaction, seq: int, job: JobRecord, revision: DeliverToken | S
     """Carry out a revision that concerns what jobs wait for."""
     match revision:
         case DeliverToken(token=token):
-            if token.box.startswith(SIGNAL) and job.state in TERMINAL:
+            if token.box.startswith(SIGNAL) and (
+                job.state in TERMINAL or inbox.unread(tx, seq, token) >= SIGNALS_LIMIT
+            ):
                 return RevisionResult(job.ref, "refused", job.state)
             _put(tx, seq, job, token)
         case SealBox(box=box, total=total):
@@ -217,12 +221,18 @@ def _set_wake_time(tx: Transaction, seq: int, job: JobRecord, links: Links, toke
 
 
 def _record_steps(tx: Transaction, seq: int, job: JobRecord, verdict: Met | Broken, tokens: InboxCounts) -> None:
-    """Record what a job has waited for."""
+    """Record what a job has waited for, and which signals it has read."""
+    steps: list[tuple[int, StepRecord]] = []
     for outcome in verdict.outcomes:
-        if outcome.need.step is not None:
+        need = outcome.need
+        if (step := outcome.step(job.starts, tx.now)) is not None:
             broken = isinstance(verdict, Broken) and outcome is verdict.outcomes[-1]
             body = None if broken or outcome.by == "timer" else _body(tx, seq, outcome, tokens)
-            inbox.record_step(tx, seq, job.starts, outcome, body)
+            steps.append((seq, structs.replace(step, body=body)))
+        if need.box.startswith(SIGNAL) and outcome.by != "timer":
+            inbox.note_read(tx, seq, need.box, need.count or 0)
+    if steps:
+        inbox.record_steps(tx, steps)
 
 
 def _body(tx: Transaction, seq: int, outcome: NeedOutcome, tokens: InboxCounts) -> bytes | None:
@@ -326,6 +336,21 @@ def redrive(tx: Transaction, seq: int, job: JobRecord, by: str | None) -> bool:
         job = structs.replace(job, deadline=None, links=structs.replace(job.links, wait=wait))
     _suspend_again(tx, seq, job)
     return True
+
+
+def forget_failures(tx: Transaction, seq: int, job: JobRecord) -> None:
+    """Forget the recorded failures of a job that is redriven, so that it tries these steps again."""
+    failed = inbox.forget_failures(tx, seq)
+    links = job.links
+    if not failed or links is None or links.wait is None:
+        return
+    # The wait stays over, but its time counts from the next wait for the same.
+    needs = tuple(
+        structs.replace(need, until=0) if need.step in failed and need.until is not None else need
+        for need in links.wait.needs
+    )
+    again = structs.replace(links, wait=structs.replace(links.wait, needs=needs))
+    tx.run("waiting.set_links", {"links": rows.links_text(again), "seq": seq})
 
 
 def missing_job(tx: Transaction, seq: int, job: JobRecord) -> Ref | None:

@@ -240,17 +240,18 @@ CREATE INDEX tenure_token_body ON tenure_token (seq, box, place)
     WHERE body IS NOT NULL;
 
 -- How many tokens a box has: a wait is compared with these numbers, so it costs the same for any number of tokens.
--- total: how many keys there will be, if known.
+-- total: how many keys there will be, if known. read: how many signals the job has been awakened with.
 CREATE TABLE tenure_inbox (
     seq INTEGER NOT NULL,
     box TEXT NOT NULL,
     failed INTEGER NOT NULL,
     completed INTEGER NOT NULL,
     total INTEGER,
+    read INTEGER NOT NULL DEFAULT 0,
     PRIMARY KEY (seq, box)
 ) STRICT, WITHOUT ROWID;
 
--- The recorded outcomes of steps. number: their order.
+-- The recorded steps of jobs. number: their order. met_by: how a step ended. took: the microseconds that it took.
 CREATE TABLE tenure_step (
     seq INTEGER NOT NULL,
     name TEXT NOT NULL,
@@ -258,9 +259,13 @@ CREATE TABLE tenure_step (
     run INTEGER NOT NULL,
     at INTEGER NOT NULL,
     met_by TEXT NOT NULL,
+    kind TEXT NOT NULL,
+    took INTEGER,
     body BLOB,
     PRIMARY KEY (seq, name)
 ) STRICT, WITHOUT ROWID;
+
+CREATE INDEX tenure_step_order ON tenure_step (seq, number);
 
 -- Ends whose dependents are yet to be notified. completed: how the job ended. total: the number of dependents. done: how
 -- many of them were notified. at: when a sweep hands out the entry. A number is never used again.

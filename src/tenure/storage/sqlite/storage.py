@@ -55,10 +55,8 @@ from tenure.storage.sqlite.locks import Locks, lock_file
 from tenure.storage.sqlite.reader import SQLiteReader
 from tenure.storage.sqlite.session import ThreadConnection
 from tenure.storage.sqlite.writer import SQLiteWriter
-from tenure.storage.steps import require_no_recorded_steps, require_no_steps
+from tenure.storage.steps import require_valid_signals, require_valid_steps
 from tenure.storage.waiting import require_valid, require_valid_waits
-
-_NAME = "SQLite"
 
 _CLOSING = 10.0
 """How many seconds `close` waits for writes that are under way."""
@@ -69,7 +67,7 @@ class SQLiteStorage:
 
     shared = True
     remote = False
-    steps = False
+    steps = True
 
     def __init__(
         self,
@@ -174,7 +172,7 @@ class SQLiteStorage:
 
     async def renew(self, beat: RenewRequest) -> RenewResult:
         """See `Storage.renew`."""
-        require_no_steps(_NAME, beat.renewals)
+        require_valid_steps(beat.renewals)
         await self._require_open(beat.owner)
         pulse = await self._writer.submit(
             lambda tx: renew.renew(tx, beat),
@@ -216,13 +214,13 @@ class SQLiteStorage:
 
     async def revise(self, revisions: Sequence[Revision]) -> list[RevisionResult]:
         """See `Storage.revise`."""
+        require_valid_signals(revisions)
         await self._require_open()
         return await self._writer.submit(lambda tx: revise.revise(tx, revisions))
 
     async def receive(self, batch: MoveBatch) -> MoveReceipt:
         """See `MoveTarget.receive`."""
         require_valid(call.job for call in batch.calls)
-        require_no_recorded_steps(_NAME, batch)
         await self._require_open()
         return await self._writer.submit(lambda tx: moves.receive(tx, batch))
 

@@ -402,17 +402,18 @@ CREATE INDEX token_body ON token (seq, box, place)
     WHERE body IS NOT NULL;
 
 -- How many tokens a box has: a wait is compared with these numbers, so it costs the same for any number of tokens.
--- total: how many keys there will be, if known.
+-- total: how many keys there will be, if known. read: how many signals the job has been awakened with.
 CREATE TABLE inbox (
     seq bigint NOT NULL,
     box text COLLATE "C" NOT NULL,
     failed bigint NOT NULL,
     completed bigint NOT NULL,
     total bigint,
+    read bigint NOT NULL DEFAULT 0,
     PRIMARY KEY (seq, box)
 ) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000);
 
--- The recorded outcomes of steps. number: their order.
+-- The recorded steps of jobs. number: their order. met_by: how a step ended. took: the microseconds that it took.
 CREATE TABLE step (
     seq bigint NOT NULL,
     name text COLLATE "C" NOT NULL,
@@ -420,9 +421,13 @@ CREATE TABLE step (
     run bigint NOT NULL,
     at bigint NOT NULL,
     met_by text NOT NULL,
+    kind text NOT NULL,
+    took bigint,
     body bytea,
     PRIMARY KEY (seq, name)
 );
+
+CREATE INDEX step_order ON step (seq, number);
 
 -- Ends whose dependents are yet to be notified. completed: how the job ended. total: the number of dependents. done: how
 -- many of them were notified. at: when a sweep hands out the entry. A number is never used again.

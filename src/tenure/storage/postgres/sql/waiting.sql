@@ -111,17 +111,63 @@ DELETE FROM inbox WHERE seq = :seq;
 -- name: delete_steps
 DELETE FROM step WHERE seq = :seq;
 
+-- name: record_steps
+-- Records steps, each unless one of its name is recorded already.
+-- Parameters: steps (a list of seq, name, run, at, met_by, kind, took, start and length of the body in `bodies`), bodies.
+INSERT INTO step (seq, name, number, run, at, met_by, kind, took, body)
+SELECT (value ->> 0)::bigint,
+       value ->> 1,
+       coalesce((SELECT max(number) FROM step WHERE seq = (value ->> 0)::bigint), 0) + place,
+       (value ->> 2)::bigint,
+       (value ->> 3)::bigint,
+       value ->> 4,
+       value ->> 5,
+       (value ->> 6)::bigint,
+       substr(:bodies, (value ->> 7)::integer, (value ->> 8)::integer)
+  FROM jsonb_array_elements(:steps::jsonb) WITH ORDINALITY AS listed (value, place)
+ ORDER BY place
+    ON CONFLICT (seq, name) DO NOTHING;
+
 -- name: record_step
--- Records the outcome of a step, unless one is recorded already.
-INSERT INTO step (seq, name, number, run, at, met_by, body)
-SELECT :seq::bigint, :name, coalesce(max(number), 0) + 1, :run::bigint, :at::bigint, :met_by, :body::bytea
+-- The same for one step.
+INSERT INTO step (seq, name, number, run, at, met_by, kind, took, body)
+SELECT :seq::bigint, :name, coalesce(max(number), 0) + 1, :run::bigint, :at::bigint, :met_by, :kind, :took::bigint,
+       :body::bytea
   FROM step
  WHERE seq = :seq
     ON CONFLICT (seq, name) DO NOTHING;
 
+-- name: mark_inboxes
+-- Records that jobs have recorded steps, so that these are deleted with the jobs.
+-- `seqs`: a list.
+UPDATE job
+   SET links = ''
+ WHERE seq = ANY (translate(:seqs, '[]', '{}')::bigint[])
+   AND links IS NULL;
+
 -- name: steps
 -- Returns the recorded steps of a job, in their order.
-SELECT name, run, at, met_by, body FROM step WHERE seq = :seq ORDER BY number;
+SELECT name, run, at, met_by, body, kind, took FROM step WHERE seq = :seq ORDER BY number;
+
+-- name: step_ends
+-- The same without their values.
+SELECT name, run, at, met_by, NULL, kind, took FROM step WHERE seq = :seq ORDER BY number;
+
+-- name: forget_steps
+-- `names`: a list.
+DELETE FROM step WHERE seq = :seq AND name = ANY (names_in(:names));
+
+-- name: unread
+-- Returns how many signals of a box the job has not read, unless this one is in the box already.
+SELECT failed + completed - read
+  FROM inbox
+ WHERE seq = :seq
+   AND box = :box
+   AND NOT EXISTS (SELECT 1 FROM token WHERE seq = :seq AND box = :box AND key = :key AND place IS NOT NULL);
+
+-- name: note_read
+-- Records that the job was awakened with the first `count` signals of a box.
+UPDATE inbox SET read = :count WHERE seq = :seq AND box = :box AND read < :count;
 
 -- name: set_links
 UPDATE job SET links = :links WHERE seq = :seq;

@@ -111,17 +111,64 @@ DELETE FROM tenure_inbox WHERE seq = :seq;
 -- name: delete_steps
 DELETE FROM tenure_step WHERE seq = :seq;
 
+-- name: record_steps
+-- Records steps, each unless one of its name is recorded already.
+-- Parameters: steps (a list of seq, name, run, at, met_by, kind, took, start and length of the body in `bodies`), bodies.
+INSERT INTO tenure_step (seq, name, number, run, at, met_by, kind, took, body)
+SELECT value ->> 0,
+       value ->> 1,
+       coalesce((SELECT max(number) FROM tenure_step INDEXED BY tenure_step_order WHERE seq = value ->> 0), 0) + key + 1,
+       value ->> 2,
+       value ->> 3,
+       value ->> 4,
+       value ->> 5,
+       value ->> 6,
+       substr(:bodies, value ->> 7, value ->> 8)
+  FROM json_each(:steps)
+ WHERE TRUE
+    ON CONFLICT (seq, name) DO NOTHING;
+
 -- name: record_step
--- Records the outcome of a step, unless one is recorded already.
-INSERT INTO tenure_step (seq, name, number, run, at, met_by, body)
-SELECT :seq, :name, coalesce(max(number), 0) + 1, :run, :at, :met_by, :body
-  FROM tenure_step
+-- The same for one step.
+INSERT INTO tenure_step (seq, name, number, run, at, met_by, kind, took, body)
+SELECT :seq, :name, coalesce(max(number), 0) + 1, :run, :at, :met_by, :kind, :took, :body
+  FROM tenure_step INDEXED BY tenure_step_order
  WHERE seq = :seq
     ON CONFLICT (seq, name) DO NOTHING;
 
+-- name: mark_inboxes
+-- Records that jobs have recorded steps, so that these are deleted with the jobs.
+-- `seqs`: a list.
+UPDATE tenure_job NOT INDEXED
+   SET links = ''
+ WHERE seq IN (SELECT value FROM json_each(:seqs))
+   AND links IS NULL;
+
 -- name: steps
 -- Returns the recorded steps of a job, in their order.
-SELECT name, run, at, met_by, body FROM tenure_step WHERE seq = :seq ORDER BY number;
+SELECT name, run, at, met_by, body, kind, took FROM tenure_step WHERE seq = :seq ORDER BY number;
+
+-- name: step_ends
+-- The same without their values.
+SELECT name, run, at, met_by, NULL, kind, took FROM tenure_step WHERE seq = :seq ORDER BY number;
+
+-- name: forget_steps
+-- `names`: a list.
+DELETE FROM tenure_step WHERE seq = :seq AND name IN (SELECT value FROM json_each(:names));
+
+-- name: unread
+-- Returns how many signals of a box the job has not read, unless this one is in the box already.
+SELECT failed + completed - read
+  FROM tenure_inbox
+ WHERE seq = :seq
+   AND box = :box
+   AND NOT EXISTS (
+              SELECT 1 FROM tenure_token WHERE seq = :seq AND box = :box AND key = :key AND place IS NOT NULL
+       );
+
+-- name: note_read
+-- Records that the job was awakened with the first `count` signals of a box.
+UPDATE tenure_inbox SET read = :count WHERE seq = :seq AND box = :box AND read < :count;
 
 -- name: set_links
 UPDATE tenure_job SET links = :links WHERE seq = :seq;
