@@ -7,12 +7,12 @@ import pytest
 from tenure.storage.memory.storage import MemoryStorage
 from tenure.storage.protocol import Storage
 from tenure.testing import ManualClock
-from tenure_testing.conformance import DurableConformance, StorageConformance
+from tenure_testing.conformance import StorageConformance
 from tenure_testing.conformance.reconcile import ReconcileConformance
 from tenure_testing.conformance.trees import TreesConformance
 
 
-class TestMemory(StorageConformance, ReconcileConformance, TreesConformance, DurableConformance):
+class TestMemory(StorageConformance, ReconcileConformance, TreesConformance):
     @pytest.fixture
     async def storage(self, clock: ManualClock) -> AsyncIterator[Storage]:
         storage = MemoryStorage(clock=clock)

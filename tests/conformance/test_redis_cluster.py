@@ -14,14 +14,14 @@ from tenure.storage.protocol import Settings, Storage, Target
 from tenure.storage.redis.address import read
 from tenure.storage.redis.storage import RedisStorage
 from tenure.testing import ManualClock
-from tenure_testing.conformance import DurableConformance, StorageConformance
+from tenure_testing.conformance import StorageConformance
 from tenure_testing.conformance.flows import end_next
 from tenure_testing.conformance.helpers import claim_one, events_of, new_job
 from tenure_testing.conformance.waiting import END, carry_all, linked
 
 
 @pytest.mark.cluster
-class TestRedisCluster(StorageConformance, DurableConformance):
+class TestRedisCluster(StorageConformance):
     one_log = False
     one_order = False
 

@@ -9,11 +9,11 @@ import pytest
 from tenure.storage.protocol import Storage
 from tenure.storage.sqlite.storage import SQLiteStorage
 from tenure.testing import ManualClock
-from tenure_testing.conformance import DurableConformance, StorageConformance
+from tenure_testing.conformance import StorageConformance
 
 
 @pytest.mark.sqlite
-class TestSQLite(StorageConformance, DurableConformance):
+class TestSQLite(StorageConformance):
     @pytest.fixture
     async def storage(self, clock: ManualClock, tmp_path: Path, empty_database: Path) -> AsyncIterator[Storage]:
         path = tmp_path / "tenure.db"

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 import tenure
-from tenure_testing.conformance import DurableConformance, StorageConformance
+from tenure_testing.conformance import StorageConformance
 from tenure_testing.conformance.reconcile import ReconcileConformance
 from tenure_testing.conformance.trees import TreesConformance
 
 
-class _Whole(StorageConformance, ReconcileConformance, TreesConformance, DurableConformance):
+class _Whole(StorageConformance, ReconcileConformance, TreesConformance):
     """All parts of the suite."""
 
 
@@ -37,10 +37,10 @@ def test_every_test_of_the_suite_is_a_coroutine() -> None:
 ELSEWHERE = """
 import pytest_asyncio
 from tenure.storage.memory.storage import MemoryStorage
-from tenure_testing.conformance import DurableConformance, StorageConformance
+from tenure_testing.conformance import StorageConformance
 
 
-class TestElsewhere(StorageConformance, DurableConformance):
+class TestElsewhere(StorageConformance):
     @pytest_asyncio.fixture
     async def storage(self, clock):
         storage = MemoryStorage(clock=clock)

@@ -26,6 +26,8 @@ from tenure.storage.protocol import (
     ExchangeResult,
     Query,
     RedriveJob,
+    RenewRequest,
+    RenewResult,
     Revision,
     RevisionResult,
     SweepRequest,
@@ -105,6 +107,14 @@ class MirroredModel(Model):
         """Revise jobs in both."""
         answer = super().revise(revisions)
         assert answer == self._run(self._storage.revise(revisions))
+        self._compare()
+        return answer
+
+    def renew(self, beat: RenewRequest) -> RenewResult:
+        """Renew leases, and record steps, in both."""
+        answer = super().renew(beat)
+        other = self._run(self._storage.renew(beat))
+        assert (answer.lost, answer.cancelling) == (other.lost, other.cancelling)
         self._compare()
         return answer
 

@@ -8,9 +8,8 @@ from tenure.core.check import named, shown
 from tenure.core.lifecycle import TERMINAL
 from tenure.core.steps import SIGNAL_BYTES, is_step_name
 from tenure.core.waiting import SIGNAL, WaitToken
-from tenure.errors import FlowError, JobNotFoundError, MailboxFullError, PayloadTooLargeError, UsageError
+from tenure.errors import JobNotFoundError, MailboxFullError, PayloadTooLargeError, UsageError
 from tenure.storage.protocol import Storage
-from tenure.storage.steps import lacks_steps
 from tenure.storage.waiting import DeliverToken
 
 
@@ -31,8 +30,6 @@ async def send_signal(
         raise PayloadTooLargeError(name, len(body), SIGNAL_BYTES, "the content of the signal")
     token = WaitToken(f"{SIGNAL}{name}", named(message_id, field="message_id"), body=body)
     storage = await opened()
-    if not storage.steps:
-        raise FlowError(f"signal {name!r}: {lacks_steps(storage.url)}")
     ref = await job.locate()
     (result,) = await storage.revise([DeliverToken(ref, token)])
     if result.verdict == "gone":

@@ -795,9 +795,6 @@ class Storage(Protocol):
     remote: bool
     """True if a server works concurrently with its callers: it pays to send a request before the last answer."""
 
-    steps: bool
-    """True if runs can record steps here, and mailboxes have a limit. If not, a renewal with steps raises FlowError."""
-
     async def open(self) -> None:
         """Prepare for use. Idempotent.
 

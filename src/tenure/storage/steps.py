@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 
-from tenure.core.move import MoveBatch
 from tenure.core.steps import SIGNAL_BYTES, step_problem
 from tenure.core.waiting import SIGNAL
 from tenure.errors import FlowError
@@ -36,30 +35,3 @@ def require_valid_signals(revisions: Iterable[Revision]) -> None:
             raise FlowError(
                 f"a signal for the job {revision.ref.id!r} has {size:,} bytes, the limit is {SIGNAL_BYTES:,}"
             )
-
-
-def require_no_steps(storage: str, renewals: Iterable[LeaseRenewal]) -> None:
-    """Check that a call brings no steps, for a storage that does not keep them. `storage`: the kind, for the message.
-
-    Raises:
-        FlowError: a run records a step.
-    """
-    for renewal in renewals:
-        if renewal.steps:
-            raise FlowError(f"the job {renewal.ref.id!r} has steps, and {lacks_steps(storage)}")
-
-
-def require_no_recorded_steps(storage: str, batch: MoveBatch) -> None:
-    """Check that no job of a batch has steps, for a storage that does not keep them.
-
-    Raises:
-        FlowError: a job has steps, which would be lost.
-    """
-    for detail in batch.jobs:
-        if detail.steps:
-            raise FlowError(f"the job {detail.job.id!r} has steps, and {lacks_steps(storage)}")
-
-
-def lacks_steps(storage: str) -> str:
-    """Return the part of a message that says that a storage does not keep steps."""
-    return f"{storage} does not keep steps yet; memory, SQLite and PostgreSQL do"

@@ -24,7 +24,6 @@ from tenure.core.steps import STEPS_BYTES, STEPS_LIMIT, NewStep, is_step_key, is
 from tenure.core.suspension import HandlerSuspended
 from tenure.core.waiting import NEEDS_LIMIT, SIGNAL, SLEEP, Need, StepKind, StepRecord, Wait
 from tenure.errors import (
-    FlowError,
     LeaseLostError,
     StepFailedError,
     StepMismatchError,
@@ -38,7 +37,6 @@ from tenure.handlers.control import Control
 from tenure.handlers.durable import OpenStep, StepContext, StepEngine, StepRetry, WaitFor, in_step
 from tenure.options.retry import Retry, valid_retry
 from tenure.runtime import Runtime
-from tenure.storage.steps import lacks_steps
 from tenure.threads import ThreadPool, unwrapped
 from tenure.worker.active_runs import CANCEL_GRACE, Abandoned, ActiveRun
 from tenure.worker.step_recorder import StepRecorder, StopRun
@@ -73,13 +71,10 @@ class DurableSteps:
         """Return the engine of a run.
 
         Raises:
-            FlowError: the storage does not keep steps.
             UsageError: the run is over, or cannot reach the storage from its own process.
         """
         if run.over or run.settled:
             raise UsageError("this run is settled already, so it can neither record steps nor wait")
-        if not self.storage.steps:
-            raise FlowError(f"steps and waits: {lacks_steps(self.storage.url)}")
         if self.isolated and not self.storage.shared:
             raise UsageError(
                 f"steps and waits: this run has a process of its own, which cannot reach {self.storage.url}; use "

@@ -10,8 +10,6 @@ To use it, subclass it in a test module and define one fixture, an opened storag
             yield storage
             await storage.close()
 
-A storage that keeps the steps of durable handlers takes `DurableConformance` as well.
-
 The suite needs pytest and pytest-asyncio. Register its markers in your configuration. The marker `statement` carries
 the numbers of the statements that a test checks. The marker `fault` carries the names of the faults that a test rules
 out.
@@ -24,7 +22,6 @@ import pytest
 pytest.register_assert_rewrite(*(f"{__name__}.{part.name}" for part in iter_modules(__path__)))
 
 # A rewrite is ordered before these imports.
-from tenure_testing.conformance.steps import DurableConformance  # noqa: E402
 from tenure_testing.conformance.suite import StorageConformance  # noqa: E402
 
-__all__ = ["DurableConformance", "StorageConformance"]
+__all__ = ["StorageConformance"]

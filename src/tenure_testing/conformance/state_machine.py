@@ -651,8 +651,6 @@ class StorageMachine(RuleBasedStateMachine):
         by = _owner(Lease(active[holder % len(active)])) if active else OWNERS[holder % len(OWNERS)]
         renewals = [template.of(Lease(job)) for job in active if template is not None and job.owner == by.id]
         renewals += [sign.of(self.leases[-1 - position]) for position, sign in others if position < len(self.leases)]
-        if not self.storage.steps:
-            renewals = [structs.replace(renewal, steps=()) for renewal in renewals]
         events: tuple[Event | FiguresDelta, ...] = ()
         if announced:
             delta = FiguresDelta((TaskCounts("a", "t", end_of("failed")), TaskCounts("b", "u", end_of("completed"))))

@@ -306,21 +306,3 @@ class SignalsConformance(Conformance):
 
 
 _LARGE = b"x" * SIGNAL_BYTES
-
-
-class DurableConformance(StepsConformance, SignalsConformance):
-    """All tests of durable handlers, for a storage whose `steps` is true."""
-
-
-class StepsRefusalConformance(Conformance):
-    """A storage that does not keep steps refuses them before it writes anything; one that does takes them."""
-
-    async def test_steps_are_refused_by_a_storage_without_them(self, storage: Storage) -> None:
-        lease = await start(storage, new_job("a"))
-        if storage.steps:
-            await record_steps(storage, lease, CHARGED)
-        else:
-            with pytest.raises(FlowError):
-                await record_steps(storage, lease, CHARGED)
-
-        assert await names_of(storage) == ["charge"] * storage.steps

@@ -1,6 +1,5 @@
 """Combines all parts of the conformance suite in one class."""
 
-from tenure.storage.protocol import Storage
 from tenure_testing.conformance.acts import ActsConformance
 from tenure_testing.conformance.claim_numbers import ClaimNumbersConformance
 from tenure_testing.conformance.collecting import CollectConformance
@@ -34,7 +33,7 @@ from tenure_testing.conformance.renew import RenewConformance
 from tenure_testing.conformance.retention import RetentionConformance
 from tenure_testing.conformance.revise import ReviseConformance
 from tenure_testing.conformance.schedules import SchedulesConformance
-from tenure_testing.conformance.steps import DurableConformance, StepsRefusalConformance
+from tenure_testing.conformance.steps import SignalsConformance, StepsConformance
 from tenure_testing.conformance.sweep import ElectionConformance, SweepConformance
 from tenure_testing.conformance.ttl import TtlConformance
 from tenure_testing.conformance.tune import TuneConformance
@@ -88,12 +87,7 @@ class StorageConformance(
     OutboxConformance,
     DifferentialConformance,
     RegressionsConformance,
-    StepsRefusalConformance,
+    StepsConformance,
+    SignalsConformance,
 ):
-    """All tests of a storage. A subclass defines the fixture `storage`: an opened storage that reads the `clock`.
-
-    If the storage keeps steps, the subclass is also one of `DurableConformance`.
-    """
-
-    async def test_the_suite_fits_what_the_storage_keeps(self, storage: Storage) -> None:
-        assert isinstance(self, DurableConformance) == storage.steps
+    """All tests of a storage. A subclass defines the fixture `storage`: an opened storage that reads the `clock`."""

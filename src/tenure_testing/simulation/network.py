@@ -265,8 +265,6 @@ class SimNet:
     url = "sim://"
     shared = False
     remote = True
-    flows = True
-    steps = True
 
     def __init__(self, server: SimServer) -> None:
         self.cut: Cut | None = None

@@ -53,7 +53,6 @@ class MemoryStorage:
     url = "memory://"
     shared = False
     remote = False
-    steps = True
 
     def __init__(self, *, clock: Clock | None = None) -> None:
         self.model = Model(clock or SystemClock())

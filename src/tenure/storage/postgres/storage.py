@@ -76,7 +76,6 @@ class PostgresStorage:
 
     shared = True
     remote = True
-    steps = True
 
     def __init__(self, address: PostgresAddress, *, clock: Clock | None = None, auto_migrate: bool = True) -> None:
         """`clock`: decides the instants in place of the server's clock; for tests.

@@ -54,11 +54,11 @@ VERBS = (
 """The names of all scripts: one for each verb, and `create`."""
 
 NEEDED = (
-    *("APPEND", "EVALSHA", "EXISTS", "GET", "HDEL", "HEXISTS", "HGET", "HGETALL", "HINCRBY", "HKEYS", "HLEN"),
-    *("HMGET", "HSET", "HSETNX", "HVALS", "LLEN", "LPOP", "LRANGE", "LTRIM", "MGET", "MSET", "PEXPIRE", "RENAME"),
-    *("RPUSH", "SCRIPT", "SET", "SETBIT", "SPUBLISH", "SSUBSCRIBE", "TIME", "UNLINK", "XADD", "XINFO", "XLEN"),
-    *("XRANGE", "XTRIM", "ZADD", "ZCARD", "ZCOUNT", "ZINCRBY", "ZMSCORE", "ZRANDMEMBER", "ZRANGE", "ZRANGEBYLEX"),
-    *("ZRANGEBYSCORE", "ZREM", "ZREMRANGEBYRANK", "ZREVRANGEBYSCORE", "ZSCORE"),
+    *("APPEND", "EVALSHA", "EXISTS", "GET", "GETBIT", "HDEL", "HEXISTS", "HGET", "HGETALL", "HINCRBY", "HKEYS"),
+    *("HLEN", "HMGET", "HSET", "HSETNX", "HVALS", "LLEN", "LPOP", "LRANGE", "LTRIM", "MGET", "MSET", "PEXPIRE"),
+    *("RENAME", "RPUSH", "SCRIPT", "SET", "SETBIT", "SPUBLISH", "SSUBSCRIBE", "TIME", "UNLINK", "XADD", "XINFO"),
+    *("XLEN", "XRANGE", "XTRIM", "ZADD", "ZCARD", "ZCOUNT", "ZINCRBY", "ZMSCORE", "ZRANDMEMBER", "ZRANGE"),
+    *("ZRANGEBYLEX", "ZRANGEBYSCORE", "ZREM", "ZREMRANGEBYRANK", "ZREVRANGEBYSCORE", "ZSCORE"),
 )
 """The commands that every server must support: those of the scripts and those of the Python code."""
 

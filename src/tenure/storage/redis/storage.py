@@ -60,7 +60,6 @@ class RedisStorage:
 
     shared = True
     remote = True
-    steps = True
 
     def __init__(self, address: RedisAddress, *, clock: Clock | None = None) -> None:
         self.url = address.shown

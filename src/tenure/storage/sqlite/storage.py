@@ -67,7 +67,6 @@ class SQLiteStorage:
 
     shared = True
     remote = False
-    steps = True
 
     def __init__(
         self,
