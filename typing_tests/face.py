@@ -691,7 +691,7 @@ async def graphs() -> None:
         assert_type(rows.value, list[int])
         assert_type(rows.outcome, list[int] | Failed)
         dag.add(either_way.call(rows.outcome))
-        number = dag.add(total.call(rows.value), after=[rows], on_failure="ignore")
+        number = dag.add(total.call(rows.value), after=[rows], if_dependency_failed="run")
         both = dag.add(app.group(label.call(number.value), total.call([number.value, number.value])))
         assert_type(both, Node[tuple[str, int]])
         dag.add(pair_up.call((number.value, "x")), name="paired")
@@ -699,7 +699,7 @@ async def graphs() -> None:
         # The result of another type, an unknown word, and a link where a call is expected.
         dag.add(total.call(rows.outcome))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
         dag.add(label.call(rows.value))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-        dag.add(nothing_taken.call(), on_failure="skip")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        dag.add(nothing_taken.call(), if_dependency_failed="skip")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
         dag.add(total.take())  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     job = await dag.enqueue()
     assert_type(job, FlowJob[None])

@@ -104,7 +104,10 @@ def test_a_redrive_of_the_failed_call_resumes_the_chain(run_flow: RunFlow) -> No
         with pytest.raises(JobFailedError):
             await job.result()
         steps.broken.clear()
-        failed = (await records(harness))["~2"]
+        stored = await records(harness)
+        failed = stored["~2"]
+        with pytest.raises(UsageError, match=f"it needs the job {failed.id} of the queue default, which failed"):
+            await steps.app.job(stored["~3"].id, queue=stored["~3"].queue).redrive()
         await steps.app.job(failed.id, queue=failed.queue).redrive()
 
         async def resumed() -> bool:
@@ -119,7 +122,7 @@ def test_a_redrive_of_the_failed_call_resumes_the_chain(run_flow: RunFlow) -> No
 def test_the_same_flow_is_stored_once(run_flow: RunFlow) -> None:
     async def scenario(harness: Harness, steps: Steps) -> None:
         flow = steps.double.call(1) | steps.text.take()
-        first, second = await flow.enqueue(), await flow.enqueue()
+        first, second = await flow.enqueue(id="f"), await flow.enqueue(id="f")
         named = await flow.enqueue(id="named")
         assert [job.action for job in (first, second, named)] == ["created", "duplicate", "created"]
         assert first.id == second.id
@@ -372,6 +375,53 @@ async def test_a_unique_flow_is_stored_after_a_lost_reply(lost: int) -> None:
 
         assert await job.result(timeout=10) == "2!"
         assert steps.runs == ["double(1)", "text(2)"]
+
+
+class DiesBetweenRequests(MemoryStorage):
+    """A storage that the enqueuer does not reach any more after so many enqueues, until `left` is None."""
+
+    left: int | None = None
+
+    async def enqueue(self, jobs: Any) -> Any:
+        if self.left == 0:
+            raise StorageUnavailableError("the enqueuer died")
+        self.left = None if self.left is None else self.left - 1
+        return await super().enqueue(jobs)
+
+
+async def test_a_later_enqueue_completes_a_unique_flow_of_a_dead_process() -> None:
+    storage = DiesBetweenRequests()
+    steps = Steps(Tenure(storage=storage))
+    async with steps.app, steps.app.worker():
+        storage.left = 1
+        with pytest.raises(StorageUnavailableError):
+            await (steps.double.call(1) | steps.text.take()).enqueue(unique="k")
+        storage.left = None
+        # A flow with another plan gets the one that holds the key, and adds nothing.
+        other = await (steps.double.call(1) | steps.double.take() | steps.text.take()).enqueue(unique="k")
+        assert await other.state() is State.SUSPENDED
+        job = await (steps.double.call(1) | steps.text.take()).enqueue(unique="k")
+
+        assert (job.id, job.action) == (other.id, "duplicate")
+        assert await job.result(timeout=10) == "2!"
+        assert steps.runs == ["double(1)", "text(2)"]
+
+
+async def test_each_enqueue_of_a_flow_object_makes_a_flow() -> None:
+    storage = LosesReplies()
+    steps = Steps(Tenure(storage=storage))
+    flow = steps.double.call(1) | steps.text.take()
+    async with steps.app:
+        storage.lost = 1
+        with pytest.raises(StorageUnavailableError) as raised:
+            await flow.enqueue()
+        jobs = [await flow.enqueue() for _ in range(3)]
+
+        # The first call repeats the one whose reply was lost.
+        assert (jobs[0].id,) == raised.value.job_ids
+        assert len({job.id for job in jobs}) == 3
+        assert {job.action for job in jobs[1:]} == {"created"}
+        assert len((await storage.find(Query(limit=100))).jobs) == 9
 
 
 def test_a_flow_is_enqueued_and_awaited_without_an_event_loop() -> None:

@@ -518,6 +518,22 @@ async def test_a_handler_may_go_on_after_a_failed_step(app: Tenure) -> None:
     assert attempts == [1]
 
 
+async def test_a_failed_step_in_a_group_is_final(app: Tenure) -> None:
+    async def charge() -> None:
+        raise ConnectionError("away")
+
+    @app.task(name="order", retry=Retry(max_attempts=3, base=0))
+    async def order() -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(current_job().options(retry=Retry(1)).step("charge", charge))
+
+    with JobTester(app) as jobs:
+        job = await order.enqueue()
+        await jobs.drain()
+        assert (await failure_of(job)).reason == "rejected"
+        assert (await job.info()).job.starts == 1
+
+
 async def test_a_final_exception_and_a_control_are_not_retried(app: Tenure) -> None:
     attempts: list[int] = []
 
@@ -673,6 +689,22 @@ async def test_first_returns_what_came_first(app: Tenure) -> None:
         assert await job.state() is State.SUSPENDED
         await jobs.travel("4h")
         assert await job.result() == ["a", "b", "end"]
+
+
+@pytest.mark.parametrize("kind", [None, type(None)])
+async def test_first_takes_signals_without_content(app: Tenure, kind: Any) -> None:
+    @app.task(name="order")
+    async def order() -> str:
+        job = current_job()
+        which, _ = await job.first(job.on_signal("stop", kind), job.on_sleep("end", "1d"))
+        return which
+
+    with JobTester(app) as jobs:
+        job = await order.enqueue()
+        await jobs.drain()
+        await app.signal(job.id, "stop", None)
+        await jobs.drain()
+        assert await job.result() == "stop"
 
 
 async def test_a_signal_of_another_type_fails_the_job(app: Tenure) -> None:
@@ -962,6 +994,41 @@ async def test_branches_that_are_left_are_cancelled_before_the_job_waits(app: Te
         await jobs.drain()
         assert log == ["cancelled"]
         assert await job.state() is State.SUSPENDED
+
+
+@pytest.mark.parametrize("ends", ["fails", "returns"])
+async def test_a_step_of_a_left_branch_ends_before_the_run_does(app: Tenure, ends: str) -> None:
+    log: list[str] = []
+    kept: list[object] = []
+
+    async def slow() -> None:
+        await asyncio.sleep(0.05)
+        log.append("slow")
+
+    async def other() -> None:
+        await current_job().step("slow", slow)
+        await current_job().step("next", lambda: log.append("next"))
+
+    async def fails() -> None:
+        # The other branch begins its step first.
+        await current_job().step("short", lambda: None)
+        raise ValueError("wrong")
+
+    @app.task(name="order", retry=Retry(max_attempts=2, base=0))
+    async def order() -> None:
+        log.append("run")
+        if ends == "returns":
+            kept.append(asyncio.create_task(other()))
+            await current_job().step("short", lambda: None)
+        elif current_job().run == 1:
+            await asyncio.gather(other(), fails())
+
+    with JobTester(app) as jobs:
+        job = await order.enqueue()
+        await jobs.drain()
+        assert await job.state() is State.COMPLETED
+        assert sorted(await names_of(app, job)) == ["short", "slow"]
+    assert log == ["run", "slow", "run"][: 3 if ends == "fails" else 2]
 
 
 async def test_a_wait_may_be_given_up(app: Tenure) -> None:

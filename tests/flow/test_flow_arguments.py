@@ -140,6 +140,21 @@ async def test_a_completed_member_is_kept_for_those_that_wait_for_it() -> None:
             await job.node(brief).state()
 
 
+async def test_a_failed_member_is_redriven_after_two_days_with_its_arguments() -> None:
+    steps = Steps(Tenure("memory://"))
+    steps.broken = {2}
+    with JobTester(steps.app) as jobs:
+        flow = await (steps.double.call(1) | steps.double.take()).enqueue()
+        await jobs.drain()
+        [failed] = [job async for job in steps.app.jobs.list() if job.state is State.FAILED and job.task == "double"]
+        await jobs.travel("2d")
+        steps.broken.clear()
+        await steps.app.job(failed.id, queue=failed.queue).redrive()
+        await jobs.drain()
+
+        assert await flow.result() == 4
+
+
 def test_each_run_reads_the_latest_results(run_flow: RunFlow) -> None:
     async def scenario(harness: Harness, steps: Steps) -> None:
         versions = iter(["old", "new"])

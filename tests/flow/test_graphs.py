@@ -94,13 +94,13 @@ def test_a_failed_node_fails_what_depends_on_it_and_others_go_on(run_flow: RunFl
 
 
 @pytest.mark.parametrize("broken", [False, True])
-def test_a_node_that_ignores_a_failure_runs_without_the_result(run_flow: RunFlow, broken: bool) -> None:
+def test_a_node_that_runs_after_a_failure_runs_without_the_result(run_flow: RunFlow, broken: bool) -> None:
     async def scenario(harness: Harness, steps: Steps) -> None:
         steps.broken = {1} if broken else set()
         with steps.app.flow("tolerant") as dag:
             bad = dag.add(steps.double.call(1))
-            maybe = dag.add(steps.maybe.call(bad.value), on_failure="ignore")
-            noted = dag.add(steps.note.call("after"), after=[bad], on_failure="ignore")
+            maybe = dag.add(steps.maybe.call(bad.value), if_dependency_failed="run")
+            noted = dag.add(steps.note.call("after"), after=[bad], if_dependency_failed="run")
         job = await dag.enqueue()
 
         await job.result()
@@ -173,7 +173,7 @@ def test_a_group_whose_failure_is_ignored_leaves_its_result_out(run_flow: RunFlo
         steps.broken = {2}
         with steps.app.flow("tolerant") as dag:
             group = dag.add(steps.app.group([steps.double.call(1), steps.double.call(2)]))
-            after = dag.add(known.call(group.value), on_failure="ignore")
+            after = dag.add(known.call(group.value), if_dependency_failed="run")
         job = await dag.enqueue()
 
         await job.result()
@@ -263,7 +263,7 @@ async def test_a_graph_that_is_invalid_is_refused_by_name() -> None:
         dag.add(note.call("all"), after=[dag.add(note.call("x"), name=f"n{number}") for number in range(65)])
 
     def left_out(dag: Graph) -> None:
-        dag.add(double.call(dag.add(double.call(1)).value), on_failure="ignore")
+        dag.add(double.call(dag.add(double.call(1)).value), if_dependency_failed="run")
 
     def called_back(dag: Graph) -> None:
         dag.on_failure(double.call(dag.add(double.call(1)).value))
@@ -285,7 +285,11 @@ async def test_a_graph_that_is_invalid_is_refused_by_name() -> None:
         ),
         "name = 'a/b' must be": add(note.call("x"), name="a/b"),
         "the flow 'bad' gets 5, which is not a call": add(5),
-        "on_failure = 'skip' is unknown": add(note.call("x"), on_failure="skip"),
+        "if_dependency_failed = 'skip' is unknown": add(note.call("x"), if_dependency_failed="skip"),
+        r"write after=\[node\]": lambda dag: dag.add(note.call("x"), after=dag.add(note.call("y"))),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        "does not exist yet, so it cannot be read": lambda dag: dag.add(double.call(1)).value + 1,
+        "<the result of node 'double'> does not exist yet": lambda dag: list(dag.add(double.call(1)).value),  # type: ignore[call-overload]  # pyright: ignore
+        "result of node 'double'> does not exist": lambda dag: dag.add(double.call(1)).value.foo,  # type: ignore[attr-defined]  # pyright: ignore
         "after = .* must be a FlowNode": add(note.call("x"), after=["note"]),
         r"cannot have a delay": lambda dag: dag.add(note.options(delay=1).call("x"), after=[dag.add(note.call("y"))]),
     }

@@ -29,7 +29,9 @@ from tenure.client.references import (
 )
 from tenure.client.search_tags import TAGS
 from tenure.client.signature import Signature
+from tenure.core import retention
 from tenure.core.job import NewJob
+from tenure.core.lifecycle import State
 from tenure.core.order import boost_of, is_strict
 from tenure.core.ref import Ref
 from tenure.core.waiting import (
@@ -53,10 +55,11 @@ NODES_LIMIT = 1_000
 GROUP_LIMIT = 10_000
 """The most members of a group."""
 
-KEPT = 86_400_000_000
+KEPT = retention.KEPT[State.FAILED].age
 """How long a completed member is kept for those that wait for its result, in microseconds, if its task does not say so.
 
-A flow with a longer timeout keeps it for as long as that.
+As long as a failed job is kept: a redrive of that needs the results that it gets. A flow with a longer timeout
+keeps its members for as long as that.
 """
 
 END = "end"

@@ -23,7 +23,7 @@ from tenure.client.flow_builder import (
 )
 from tenure.client.handle import Job
 from tenure.client.job_template import EncodedCall, caller_id, valid_tags
-from tenure.client.references import Failed, FutureResult
+from tenure.client.references import Failed, FutureResult, read_jobs
 from tenure.client.signature import Signature
 from tenure.client.storage_client import StorageClient, with_ids
 from tenure.core.check import no_others, shown
@@ -173,8 +173,8 @@ class Composition(PublicObject, ABC, Generic[R_co]):
 
         The flow is a job, too: it has an id, a state and a result, it is found by `app.job(id)`, and it ends when all
         of its members have ended. It fails if one of them failed and no other member handles that. A flow with up to
-        1,000 jobs is stored by one request, a larger one by several. Enqueueing the same object again, or with the same
-        `id`, makes no second flow.
+        1,000 jobs is stored by one request, a larger one by several. Each call makes a flow, unless one with the
+        same `id` exists, or the call before it raised a StorageError: then it repeats that call.
 
         Raises:
             FlowError: the flow is invalid or too large, or the storage does not keep flows. Nothing was stored.
@@ -187,8 +187,19 @@ class Composition(PublicObject, ABC, Generic[R_co]):
         built, result, nodes = self._build(options)
         try:
             receipt = await _store(self._services.client, built, repeated=repeated)
-        except StorageError as error:
-            raise with_ids(error, [built.root.id]) from error.__cause__
+            if receipt.ref != built.root.ref:
+                # Another flow holds the key. The process that enqueued it may have died before it stored the members.
+                held = self._build({**options, "id": receipt.ref.id})
+                if await _complete(self._services.client, held[0]):
+                    _, result, nodes = held
+        except BaseException as error:
+            if "id" not in options:
+                # A part may be stored. So the next call repeats this one.
+                self._own_id = built.root.id
+            if isinstance(error, StorageError):
+                raise with_ids(error, [built.root.id]) from error.__cause__
+            raise
+        self._own_id = None
         return _handle(self._services, receipt, result, nodes)
 
     @lists_options(FlowOptions, described_by=FlowOptions)
@@ -215,10 +226,7 @@ class Composition(PublicObject, ABC, Generic[R_co]):
             UsageError: see `enqueue`.
         """
         queue = own_name(options["queue"], field="queue") if "queue" in options else self._first_queue()
-        if "id" in options:
-            id_ = caller_id(options["id"])
-        else:
-            id_ = self._own_id = self._own_id or self._services.encoder.new_id()
+        id_ = caller_id(options["id"]) if "id" in options else self._own_id or self._services.encoder.new_id()
         timeout = micros(duration(options["timeout"], field="timeout")) if "timeout" in options else None
         inherited = Inherited(
             valid_priority(options["priority"]) if "priority" in options else None,
@@ -352,6 +360,29 @@ async def _store(client: StorageClient, built: BuiltFlow, *, repeated: bool) -> 
     for at in range(0, len(built.subscriptions), CHUNK):
         await storage.revise(built.subscriptions[at : at + CHUNK])
     return receipts[root.ref]
+
+
+async def _complete(client: StorageClient, built: BuiltFlow) -> bool:
+    """Store what is missing of an unfinished flow that is stored. Return False if it is another flow or has ended.
+
+    Jobs are stored in order, so only those after the last known one may be missing. Of these a job with a short
+    retention may also have ended and been deleted. It is stored only if no member is known: the flow goes on, so one of
+    its members would be there.
+    """
+    storage = await client.opened()
+    if await _is_other(storage, built.root):
+        return False
+    jobs = [job for job in built.jobs if job.ref != built.root.ref]
+    if not jobs or (await read_jobs(storage, [jobs[-1].ref])):
+        return True
+    known = await read_jobs(storage, [job.ref for job in jobs])
+    last = max((number for number, job in enumerate(jobs) if job.ref in known), default=-1)
+    missing = [job for job in jobs[last + 1 :] if not known or (job.policy.result_ttl or 0) >= KEPT]
+    for at in range(0, len(missing), WHOLE):
+        await client.submit_flow(missing[at : at + WHOLE])
+    for at in range(0, len(built.subscriptions), CHUNK):
+        await storage.revise(built.subscriptions[at : at + CHUNK])
+    return True
 
 
 async def _is_other(storage: Storage, root: NewJob) -> bool:

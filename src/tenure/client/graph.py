@@ -19,7 +19,7 @@ from tenure.errors import FlowError
 
 T = TypeVar("T")
 
-OnFailure = Literal["fail", "ignore"]
+IfDependencyFailed = Literal["fail", "run"]
 """What a node does if one that it waits for fails: it fails, too, or it runs without that result."""
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -73,13 +73,14 @@ class Graph(Composition[None]):
         *,
         name: str | None = None,
         after: Sequence[FlowNode[Any]] = (),
-        on_failure: OnFailure = "fail",
+        if_dependency_failed: IfDependencyFailed = "fail",
     ) -> FlowNode[T]:
         """Add a call, a chain or a group and return its node.
 
         `name`: its name in the graph, by default made of the last word of the task's name. `after`: further nodes that
-        it waits for. `on_failure`: what it does if a node that it waits for did not complete. "fail": it fails, too.
-        "ignore": it runs; an argument that is the result of that node is left out, so its parameter needs a default.
+        it waits for. `if_dependency_failed`: what it does if a node that it waits for did not complete. "fail": it
+        fails, too. "run": it runs; an argument that is the result of that node is left out, so its parameter needs a
+        default.
 
         Raises:
             FlowError: the name is in use or invalid, or a node is of another graph.
@@ -89,14 +90,17 @@ class Graph(Composition[None]):
         chosen = self._free_name(part) if name is None else _valid_name(name, field=f"flow {self._name!r}: name")
         if chosen in self._added:
             raise FlowError(f"flow {self._name!r} has a node {chosen!r} already; give this one another name")
+        if isinstance(after, FlowNode):
+            raise FlowError(f"flow {self._name!r}: after={after!r} must be a list of nodes; write after=[node]")
         for node in after:
             if of_kind(node, FlowNode, field="after", remedy="give nodes that dag.add() returned").owner is not self:
                 raise FlowError(
                     f"flow {self._name!r}: {node!r} in `after` is of another flow; wait for nodes of this one"
                 )
-        one_of(on_failure, ("fail", "ignore"), field="on_failure")
+        one_of(if_dependency_failed, ("fail", "run"), field="if_dependency_failed")
         added: FlowNode[T] = FlowNode(self, chosen)
-        self._added[chosen] = _Added(added, part, tuple(after), "count" if on_failure == "ignore" else "fail")
+        mode: NeedMode = "count" if if_dependency_failed == "run" else "fail"
+        self._added[chosen] = _Added(added, part, tuple(after), mode)
         return added
 
     def on_success(self, call: EncodedCall[Any]) -> None:

@@ -14,7 +14,7 @@ from tenure.background_loop import PORTAL
 from tenure.client.job_events import ChangesOfRecord
 from tenure.client.job_info import JobWithRuns, history
 from tenure.client.job_search import find_record
-from tenure.client.references import assembled, is_flow, jobs_of, read_jobs, source_of_flow
+from tenure.client.references import assembled, is_flow, jobs_of, needs_failed, read_jobs, source_of_flow
 from tenure.core.check import flag, remark
 from tenure.core.deduplication import EnqueueAction
 from tenure.core.document import decode_document
@@ -317,14 +317,19 @@ class Job(Struct, Generic[R_co], eq=False, weakref=True):
         """Put a failed, cancelled or expired job back into its queue, with new budgets of attempts and stalls.
 
         Raises:
-            UsageError: the job is in another state, or another unfinished job holds its unique key, or `by` is not a
-                string.
+            UsageError: the job is in another state, another unfinished job holds its unique key, it failed because of a
+                job that it needs, or `by` is not a string.
             JobNotFoundError: the storage has no such job.
             ThrottledError: the call was throttled and made no job.
             StorageError: the storage cannot be reached.
         """
         revised = await self._revise(RedriveJob(self._ref, remark(by, field="by")))
         if revised.holder is not None:
+            if await needs_failed(await self._opened(), self._ref, revised.holder):
+                raise UsageError(
+                    f"job {self.id} is not redriven: it needs the job {revised.holder.id} of the queue "
+                    f"{revised.holder.queue}, which failed; redrive that one instead"
+                )
             raise UsageError(
                 f"job {self.id} is not redriven: job {revised.holder.id} holds its unique key; "
                 "wait until that job ends, or cancel it"

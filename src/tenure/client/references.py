@@ -119,7 +119,15 @@ class FutureResult:
             "dag.add(task.call(node.value))"
         )
 
-    __str__ = __bool__ = __reduce__ = _refuse
+    __str__ = __bool__ = __reduce__ = __iter__ = __len__ = __getitem__ = __contains__ = _refuse
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _refuse
+    __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __neg__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("_"):
+            # Libraries look for protocols by such names.
+            raise AttributeError(name)
+        self._refuse()
 
 
 def found_futures(value: object, at: Place = ()) -> Iterator[tuple[Place, FutureResult]]:
@@ -200,6 +208,19 @@ def source_of_flow(job: JobRecord) -> ResultSource | None:
 def is_flow(job: JobRecord) -> bool:
     """Return True if this job is a flow or a group: it has no handler, and its result is that of its members."""
     return job.links is not None and job.links.kind is not JobKind.JOB
+
+
+async def needs_failed(storage: Storage, ref: Ref, holder: Ref) -> bool:
+    """Return True if a job is not redriven because it needs the job `holder`, False if that holds its unique key.
+
+    Raises:
+        StorageError: the storage cannot be read.
+    """
+    known = await read_jobs(storage, [ref, holder])
+    job, other = known.get(ref), known.get(holder)
+    if job is None or job.reason != "dependency":
+        return False
+    return job.merge is None or other is None or other.merge != job.merge
 
 
 async def read_jobs(storage: Storage, refs: Sequence[Ref]) -> dict[Ref, JobRecord]:

@@ -46,7 +46,9 @@ class WaitFor(Generic[T_co]):
 
     name: str
     kind: type[T_co] | None
-    """The type of a signal; None for a pause."""
+    """The type of a signal, which may be None."""
+    pause: bool = False
+    """True for a pause, False for a signal."""
     length: int | None = None
     """After how many microseconds a pause is over."""
 
@@ -283,7 +285,7 @@ class DurableContext(PublicObject):
 
     def on_sleep(self, name: str, length: Duration) -> WaitFor[None]:
         """Return a wait for the end of a pause, for `first`."""
-        return WaitFor(name, None, _micros(length, "on_sleep"))
+        return WaitFor(name, None, pause=True, length=_micros(length, "on_sleep"))
 
     @overload
     async def first(self, one: WaitFor[A], /) -> tuple[str, A]: ...

@@ -106,8 +106,8 @@ class RunWaits(Protocol):
     failure: BaseException | None
     """The error of a value that cannot be recorded or read: a further run would change nothing."""
 
-    async def close(self) -> None:
-        """Cancel the branches that are left of a handler that was unwound."""
+    async def close(self, limit: float | None) -> None:
+        """End the branches that are left of a handler that has ended; steps may go on for so many seconds."""
         ...
 
 

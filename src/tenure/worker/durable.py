@@ -110,6 +110,10 @@ class RunSteps:
         self._open: dict[asyncio.Future[None], tuple[Need, ...]] = {}
         self._in_flight = 0
         self._looking = False
+        self._closed = False
+        self._in_steps: set[StepOfRun] = set()
+        """The steps whose functions are at work."""
+        self._step_ended = asyncio.Event()
         self._tasks: set[asyncio.Task[Any]] = set()
         wait = None if run.lease.job.links is None else run.lease.job.links.wait
         self._before = {} if wait is None else {need.step: need for need in wait.needs if need.step is not None}
@@ -138,7 +142,7 @@ class RunSteps:
             await self._end_pause(stored)
             step.attempt = self._pauses[stored] + 1
             self._check_room(stored)
-            self.begin_flight()
+            self.begin_step(step)
         return OpenStep(step.context, step.recorded, step.done, step.failed)
 
     async def _end_pause(self, stored: str) -> None:
@@ -205,11 +209,11 @@ class RunSteps:
         names = [self._name(one.name) for one in waits]
         await self._enter()
         for stored, one in zip(names, waits, strict=True):
-            record = self.find(stored, "sleep" if one.kind is None else "signal")
+            record = self.find(stored, "sleep" if one.pause else "signal")
             if record is not None:
-                return one.name, None if one.kind is None else self._signal(record, one.kind)
+                return one.name, None if one.pause else self._signal(record, one.kind)
         needs = [
-            self._need(stored, None if one.kind is None else one.name, one.length)
+            self._need(stored, None if one.pause else one.name, one.length)
             for stored, one in zip(names, waits, strict=True)
         ]
         await self._wait(tuple(needs))
@@ -262,7 +266,7 @@ class RunSteps:
             self._loop.call_soon(self._look, turns - 1)
             return
         self._looking = False
-        if self._in_flight or not self._open:
+        if self._in_flight or not self._open or self._closed:
             return
         needs = tuple(need for needs in self._open.values() for need in needs)
         error: BaseException = HandlerSuspended()
@@ -276,17 +280,36 @@ class RunSteps:
                 # If its branch was cancelled meanwhile, asyncio would log that it was not retrieved.
                 unwound.exception()
 
-    async def close(self) -> None:
-        """Cancel the branches that are left of a handler that was unwound, and give them some time to end."""
-        left = {task for task in self._tasks if not task.done()} | set(self._own_tasks())
-        left -= {asyncio.current_task(), self.run.task}
-        for task in left:
-            task.cancel()
+    async def close(self, limit: float | None) -> None:
+        """End the branches that are left of a handler that has ended. They can begin no step any more.
+
+        `limit`: for how many seconds steps that are at work may go on to their record; None: until they end. Then all
+        branches are cancelled, and get some time to end.
+        """
+        self._closed = True
+        try:
+            async with asyncio.timeout(limit):
+                while self._in_steps:
+                    self._step_ended.clear()
+                    await self._step_ended.wait()
+        except TimeoutError:
+            # Their effects are not recorded; the next run calls them again.
+            pass
+        finally:
+            left = self._cancel_branches()
         if left:
             _, late = await asyncio.wait(left, timeout=CANCEL_GRACE)
             for task in late:
                 self.run.abandon_task(task)
                 self.all.abandoned.add_task(task)
+
+    def _cancel_branches(self) -> set[asyncio.Task[Any]]:
+        """Cancel the branches that are left, and return them."""
+        left = {task for task in self._tasks if not task.done()} | set(self._own_tasks())
+        left -= {asyncio.current_task(), self.run.task}
+        for task in left:
+            task.cancel()
+        return left
 
     def _own_tasks(self) -> Iterable[asyncio.Task[Any]]:
         """Yield the tasks that the handler has started, where Python can tell."""
@@ -437,6 +460,9 @@ class RunSteps:
             raise UsageError("a step cannot contain steps or waits; call them in the handler itself")
         if self.run.in_transaction:
             raise UsageError("steps and waits are not possible in transaction(): call them before the block")
+        if self._closed:
+            # The handler has ended; this branch is left of it.
+            raise asyncio.CancelledError
         if self.failure is not None:
             raise self.failure
         if (task := asyncio.current_task()) is not None:
@@ -482,6 +508,19 @@ class RunSteps:
         """Note that a step is not in flight any more."""
         self._in_flight -= 1
         self._look_soon()
+
+    def begin_step(self, step: "StepOfRun") -> None:
+        """Note that the function of a step is at work."""
+        if self._closed:
+            raise asyncio.CancelledError
+        self._in_steps.add(step)
+        self.begin_flight()
+
+    def end_step(self, step: "StepOfRun") -> None:
+        """Note that a step is not at work any more."""
+        self._in_steps.discard(step)
+        self._step_ended.set()
+        self.end_flight()
 
     async def suspend(self, need: Need) -> NoReturn:
         """Wait for one need.
@@ -532,7 +571,7 @@ class StepOfRun:
             steps.warn_if_large(self._stored, body)
             self._record = await steps.record(NewStep(self._stored, body=body, took=self._took()))
         finally:
-            steps.end_flight()
+            steps.end_step(self)
         return steps.decode(self._kind, self._record, f"step {self._stored!r}")
 
     async def failed(self, error: BaseException) -> bool:
@@ -558,12 +597,17 @@ class StepOfRun:
                 length = rule.delay(self.attempt, steps.all.rng)
             short = length < steps.all.short_wait
             if short:
-                await asyncio.sleep(length / SECOND)
-                # It is still in flight.
+                # Its function is not at work, but it is still in flight.
                 steps.begin_flight()
         finally:
-            steps.end_flight()
-        if not short:
+            steps.end_step(self)
+        if short:
+            try:
+                await asyncio.sleep(length / SECOND)
+                steps.begin_step(self)
+            finally:
+                steps.end_flight()
+        else:
             await steps.suspend(steps.pause(self._stored, self.attempt, length))
         self.attempt += 1
         return True

@@ -47,7 +47,7 @@ from tenure.handlers.functions import is_async
 from tenure.handlers.injection import Needs, Provider, needs
 from tenure.handlers.middleware import Middleware, RunCall, WrappedHandler, wrap
 from tenure.threads import NoThreadError, ThreadPool, WorkerThread, unwrapped, wrapped
-from tenure.worker.active_runs import CANCEL_GRACE, SILENT, Abandoned, ActiveRun, RunKey, RunWaits, StopReason
+from tenure.worker.active_runs import CANCEL_GRACE, SILENT, Abandoned, ActiveRun, RunKey, StopReason
 from tenure.worker.injected import InjectedValues
 from tenure.worker.known_tasks import why_unknown
 from tenure.worker.recycling import is_shortage
@@ -285,6 +285,7 @@ class Runner:
             else:
                 value = await self._limited(task, run.context, args, kwargs, run, overdue)
         except TimeLimitExceeded as error:
+            await self._close_branches(run)
             outcome = timed_out(run)
             if isinstance(outcome, TimedOut):
                 failure = TimeoutError(outcome.error.message)
@@ -297,14 +298,13 @@ class Runner:
                 self._threadless = True
                 self._no_thread()
         except BaseException as error:
+            await self._close_branches(run)
             outcome = _failed(run, _outcome_of(error, task, run, self._logger), error)
             if isinstance(outcome, Raised) and outcome.shortage:
                 self._short(outcome.error)
-            if run.steps is not None and run.steps.wait is not None:
-                await _close_branches(run.steps)
         else:
+            await self._close_branches(run)
             if run.steps is not None and run.steps.wait is not None:
-                await _close_branches(run.steps)
                 return Rejected(RecordedError(HandlerSuspended.__name__, SWALLOWED))
             if run.settled:
                 if value is not None:
@@ -335,6 +335,21 @@ class Runner:
         """Wait until all providers are closed that had to wait for abandoned threads."""
         while self._closing_tasks:
             await asyncio.wait(self._closing_tasks)
+
+    async def _close_branches(self, run: ActiveRun) -> None:
+        """End the branches that are left of a handler that has ended. Its run is over only then."""
+        if run.steps is None:
+            return
+        timeout, limit = run.lease.job.timeout, None
+        if run.stop is not None or run.expired:
+            limit = 0.0
+        elif timeout is not None:
+            limit = max(0.0, timeout / SECOND - (self._clock.uptime() - run.claimed_at))
+        try:
+            await run.steps.close(limit)
+        except asyncio.CancelledError:
+            # The run was stopped meanwhile.
+            return
 
     async def _limited(
         self,
@@ -522,14 +537,6 @@ def _outcome_of(error: BaseException, task: Task[..., Any], run: ActiveRun, logg
         return Raised(recorded(failure)) if run.stop is None else stopped(run)
 
 
-async def _close_branches(steps: RunWaits) -> None:
-    try:
-        await steps.close()
-    except asyncio.CancelledError:
-        # The run was stopped meanwhile, and has its outcome.
-        return
-
-
 def _without_suspension(error: BaseException) -> BaseException | None:
     """Return the exception without those that only unwind a handler that waits; None if nothing else is left."""
     if is_a(error, HandlerSuspended):
@@ -581,13 +588,20 @@ def _interpret(raised: BaseException, task: Task[..., Any], run: ActiveRun, logg
         return _cancelled_from_within(error)
     if run.steps is not None and run.steps.failure is not None:
         return Unreadable(recorded(error))
-    if run.steps is not None and is_a(error, StepFailedError, WaitTimeoutError):
+    if run.steps is not None and _is_recorded(error):
         # Each later run would get the same.
         return Raised(recorded(error), final=True)
     if task.retry.final(error):
         return Raised(recorded(error), final=True, shortage=is_shortage(error))
     after = delay_by_function(task.retry, run.lease.job, error, logger)
     return Raised(recorded(error), after=after, shortage=is_shortage(error))
+
+
+def _is_recorded(error: BaseException) -> bool:
+    """Return True if an exception is a recorded failure, or a group with one."""
+    if is_a(error, BaseExceptionGroup):
+        return any(_is_recorded(one) for one in cast(BaseExceptionGroup[BaseException], error).exceptions)
+    return is_a(error, StepFailedError, WaitTimeoutError)
 
 
 def _delay(control: Any) -> int:
