@@ -13,7 +13,11 @@ ENGINE = (
     "handlers",
     "maintenance",
     "processes",
+    "storage/names.py",
     "storage/protocol.py",
+    "storage/queries.py",
+    "storage/requests.py",
+    "storage/revisions.py",
     "supervisor",
     "worker",
 )

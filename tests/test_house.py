@@ -91,8 +91,10 @@ INNER_FLOORS: dict[str, tuple[str, ...]] = {
     ),
     "tenure.supervisor": ("child reload systemd", "monitor overview recovery", "supervisor"),
     "tenure.storage": (
-        "cursors waiting",
-        "forking migrations notifications policies protocol script_files secrets",
+        "cursors names waiting",
+        "forking migrations notifications policies requests revisions script_files secrets",
+        "queries",
+        "protocol",
         "connections moving notification_retry sql steps",
         "memory postgres redis sqlite",
         "urls",

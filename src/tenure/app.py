@@ -66,7 +66,8 @@ from tenure.outbox.database import outbox_database
 from tenure.outbox.outbox import Outbox
 from tenure.runtime import SHORT_WAIT, Runtime
 from tenure.storage.connections import recognise
-from tenure.storage.protocol import EnqueueResult, Storage
+from tenure.storage.protocol import Storage
+from tenure.storage.requests import EnqueueResult
 from tenure.storage.urls import locate, read
 from tenure.webhooks.declaration import Webhook, webhooks_by_name
 

@@ -10,9 +10,10 @@ from tenure.core.job import Ref
 from tenure.core.move import MoveMark
 from tenure.core.waiting import Dependent, Links
 from tenure.errors import StorageMovedError
-from tenure.storage.protocol import Settings, Storage, Target
+from tenure.storage.protocol import Storage
 from tenure.storage.redis.address import read
 from tenure.storage.redis.storage import RedisStorage
+from tenure.storage.revisions import Settings, Target
 from tenure.testing import ManualClock
 from tenure_testing.conformance import StorageConformance
 from tenure_testing.conformance.flows import end_next

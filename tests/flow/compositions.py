@@ -8,7 +8,7 @@ import pytest
 
 from tenure import FlowBroken, Reject, Tenure
 from tenure.core.job import JobRecord, Ref
-from tenure.storage.protocol import Query
+from tenure.storage.queries import Query
 from tests.flow.conftest import FAST, Harness, RunScenario
 
 FlowScenario = Callable[[Harness, "Steps"], Coroutine[Any, Any, None]]

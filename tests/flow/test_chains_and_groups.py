@@ -18,7 +18,7 @@ from tenure import (
 )
 from tenure.core.waiting import JobKind
 from tenure.storage.memory.storage import MemoryStorage
-from tenure.storage.protocol import Query
+from tenure.storage.queries import Query
 from tests.flow.compositions import Row, RunFlow, Steps, broken_flows, ended, records
 from tests.flow.compositions import run_flow as run_flow
 from tests.flow.conftest import Harness

@@ -19,7 +19,7 @@ from tenure import (
 )
 from tenure.errors import StorageUnavailableError
 from tenure.storage.memory.storage import MemoryStorage
-from tenure.storage.protocol import RenewRequest, RenewResult
+from tenure.storage.requests import RenewRequest, RenewResult
 from tenure_testing.simulation.event_loop import SimClock, SimLoop, simulate
 from tests.flow.conftest import FAST, Harness, RunScenario
 

@@ -14,7 +14,7 @@ from tenure.core.lifecycle import State
 from tenure.core.waiting import Dependent, Links, Need, Wait
 from tenure.maintenance.outbox import ENTRIES_PER_TARGET, FAILURES_KEPT, LONGEST_RETRY, RETRY_AFTER, OutboxCarrier
 from tenure.storage.memory.storage import MemoryStorage
-from tenure.storage.protocol import Revision, RevisionResult
+from tenure.storage.revisions import Revision, RevisionResult
 from tenure.storage.waiting import OUTBOX_LIMIT, RECONCILE_AFTER, AdvanceEntry, DeliverToken, OutboxEntry
 from tenure.worker.entry_carrier import EntryCarrier
 from tenure_testing.simulation.event_loop import SimClock, SimLoop, simulate

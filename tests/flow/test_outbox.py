@@ -20,7 +20,7 @@ from tenure.maintenance.relay import Relay
 from tenure.ops.diagnosis import outbox_findings
 from tenure.outbox.outbox import LIMIT, Outbox
 from tenure.storage.connections import run_now
-from tenure.storage.protocol import Settings, Target
+from tenure.storage.revisions import Settings, Target
 from tests.exposition import Family, read
 from tests.flow.test_transactions import SYNC, ids, marked
 from tests.flow.transactions import KINDS, Begin, Transaction, autocommitting

@@ -16,7 +16,8 @@ from tenure.core.postmortem import Ending, Workplace
 from tenure.core.settlement import Settlement
 from tenure.maintenance.lost_runs import FREE_DEATHS, CrashEvidence, settle_stalled
 from tenure.storage.memory.storage import MemoryStorage
-from tenure.storage.protocol import (
+from tenure.storage.queries import Survey
+from tenure.storage.requests import (
     ClaimRequest,
     ExchangeResult,
     LeaseRenewal,
@@ -24,7 +25,6 @@ from tenure.storage.protocol import (
     ReclaimResult,
     RenewRequest,
     StalledLease,
-    Survey,
     SweepRequest,
     WorkerInfo,
 )

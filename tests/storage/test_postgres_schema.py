@@ -14,7 +14,8 @@ from tenure.errors import SchemaMismatchError, UsageError
 from tenure.storage.postgres.address import read
 from tenure.storage.postgres.migration_files import SCHEMA
 from tenure.storage.postgres.storage import PostgresStorage
-from tenure.storage.protocol import LeaseRenewal, NewLogLine, RenewRequest, Revision
+from tenure.storage.requests import LeaseRenewal, NewLogLine, RenewRequest
+from tenure.storage.revisions import Revision
 from tenure.storage.waiting import DeliverToken, SealBox, Subscribe
 from tenure_testing.conformance.helpers import ALICE, new_job, settle, start
 from tenure_testing.conformance.waiting import linked, ref_of

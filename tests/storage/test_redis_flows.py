@@ -19,24 +19,21 @@ from tenure.core.settlement import Settlement
 from tenure.core.waiting import Dependent, JobKind, Links, Need, Wait
 from tenure.maintenance.outbox import carry_out
 from tenure.storage.memory.model import Model
-from tenure.storage.protocol import (
-    ClaimRequest,
-    DeleteJob,
-    EnqueueResult,
-    ExchangeResult,
-    Query,
-    RedriveJob,
-    RenewRequest,
-    RenewResult,
-    Revision,
-    RevisionResult,
-    SweepRequest,
-    SweepResult,
-)
+from tenure.storage.queries import Query
 from tenure.storage.redis.address import read
 from tenure.storage.redis.enqueue_order import levels_of
 from tenure.storage.redis.links import decode_outbox
 from tenure.storage.redis.storage import RedisStorage
+from tenure.storage.requests import (
+    ClaimRequest,
+    EnqueueResult,
+    ExchangeResult,
+    RenewRequest,
+    RenewResult,
+    SweepRequest,
+    SweepResult,
+)
+from tenure.storage.revisions import DeleteJob, RedriveJob, Revision, RevisionResult
 from tenure.storage.waiting import OutboxEntry, Subscribe
 from tenure.testing import ManualClock
 from tenure_testing.conformance.helpers import (

@@ -6,11 +6,12 @@ import pytest
 
 from tenure.core.job import Key, RateKey
 from tenure.core.schedule import Schedule
-from tenure.storage.protocol import (
-    CLAIM_LIMIT,
-    PROMOTE_LIMIT,
+from tenure.storage.redis.address import read
+from tenure.storage.redis.partition import CHANGES_PER_CALL, REVISIONS_PER_CALL
+from tenure.storage.redis.storage import RedisStorage
+from tenure.storage.requests import CLAIM_LIMIT, PROMOTE_LIMIT, ClaimRequest, SweepRequest
+from tenure.storage.revisions import (
     CancelJob,
-    ClaimRequest,
     DeleteJob,
     PauseSchedule,
     PutSchedule,
@@ -18,13 +19,9 @@ from tenure.storage.protocol import (
     RemoveSchedule,
     ScheduleResult,
     Settings,
-    SweepRequest,
     Target,
     Tick,
 )
-from tenure.storage.redis.address import read
-from tenure.storage.redis.partition import CHANGES_PER_CALL, REVISIONS_PER_CALL
-from tenure.storage.redis.storage import RedisStorage
 from tenure.testing import ManualClock
 from tests.servers import RedisServer
 from tests.storage.helpers import job, owner

@@ -13,19 +13,11 @@ from tenure.core.leadership import LATE, longest_skip
 from tenure.core.lease import Lease
 from tenure.core.schedule import Schedule
 from tenure.core.waiting import Dependent, Links
-from tenure.storage.protocol import (
-    ClaimRequest,
-    LeaseRenewal,
-    PutSchedule,
-    RenewRequest,
-    Settings,
-    SweepRequest,
-    SweepResult,
-    Target,
-)
 from tenure.storage.redis.address import read
 from tenure.storage.redis.connections import Connections
 from tenure.storage.redis.partition import Partition
+from tenure.storage.requests import ClaimRequest, LeaseRenewal, RenewRequest, SweepRequest, SweepResult
+from tenure.storage.revisions import PutSchedule, Settings, Target
 from tenure.testing import ManualClock
 from tenure_testing.conformance.helpers import ALICE, DEPUTY, LEASE, QUEUE, REAPER, new_job, settled
 

@@ -10,10 +10,11 @@ from tenure.core.outcome import Rejected
 from tenure.core.steps import NewStep
 from tenure.core.waiting import SLEEP, Need
 from tenure.errors import NotDurableError, StorageFullError
-from tenure.storage.protocol import DeleteJob, LeaseRenewal, RedriveJob, RenewRequest, RenewResult
 from tenure.storage.redis import connections
 from tenure.storage.redis.address import read
 from tenure.storage.redis.storage import RedisStorage
+from tenure.storage.requests import LeaseRenewal, RenewRequest, RenewResult
+from tenure.storage.revisions import DeleteJob, RedriveJob
 from tenure.testing import ManualClock
 from tenure_testing.conformance.helpers import ALICE, ERROR, QUEUE, claim_one, look, new_job, settle, start
 from tenure_testing.conformance.steps import CHARGED, REFUSED, names_of, record_steps, signal_need, steps_of

@@ -11,7 +11,8 @@ from tenure.core.lifecycle import State
 from tenure.core.outcome import Returned
 from tenure.core.retention import KeepRule, RetentionRules
 from tenure.core.waiting import Dependent, Links, Need, Wait, WaitToken
-from tenure.storage.protocol import DeleteJob, Finding, Settings, Target
+from tenure.storage.queries import Finding
+from tenure.storage.revisions import DeleteJob, Settings, Target
 from tenure.storage.sqlite.storage import SQLiteStorage
 from tenure.storage.waiting import DeliverToken
 from tenure.testing.clock import ManualClock

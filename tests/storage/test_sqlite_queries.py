@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tenure.core.lifecycle import State
-from tenure.storage.protocol import Query
+from tenure.storage.queries import Query
 from tenure.storage.script_files import statements
 from tenure.storage.sql import reading
 from tenure.storage.sql.sweep import sweep

@@ -17,7 +17,8 @@ from tenure.core.retention import KeepRule, RetentionRules
 from tenure.core.settlement import settlement
 from tenure.core.steps import NewStep
 from tenure.core.waiting import JobKind, Links, Need, TokenOutcome, Wait, WaitToken
-from tenure.storage.protocol import ClaimRequest, LeaseRenewal, NewLogLine, RenewRequest, Settings, Target
+from tenure.storage.requests import ClaimRequest, LeaseRenewal, NewLogLine, RenewRequest
+from tenure.storage.revisions import Settings, Target
 from tenure.storage.sql import exchange, renew, revise, tune
 from tenure.storage.sqlite.database import Database
 from tenure.storage.sqlite.locks import Locks, lock_file

@@ -15,7 +15,9 @@ from tenure.core.lifecycle import TERMINAL, State
 from tenure.core.outcome import Returned
 from tenure.core.settlement import settlement
 from tenure.core.waiting import Links, Need, Wait, WaitToken
-from tenure.storage.protocol import ClaimRequest, Query, Settings, SweepRequest, Target
+from tenure.storage.queries import Query
+from tenure.storage.requests import ClaimRequest, SweepRequest
+from tenure.storage.revisions import Settings, Target
 from tenure.storage.sqlite import SQLiteStorage
 from tenure.storage.sqlite.database import schema
 from tenure.storage.waiting import DeliverToken

@@ -12,17 +12,16 @@ from tenure.core.job import NewJob, Owner
 from tenure.core.settlement import Settlement
 from tenure.core.waiting import BoxCounts
 from tenure.storage.memory.model import Model
-from tenure.storage.protocol import (
+from tenure.storage.requests import (
     ClaimRequest,
     EnqueueResult,
     ExchangeResult,
     RenewRequest,
     RenewResult,
-    Revision,
-    RevisionResult,
     SweepRequest,
     SweepResult,
 )
+from tenure.storage.revisions import Revision, RevisionResult
 from tenure.storage.sql import exchange, inbox, reading, renew, revise, sweep
 from tenure.storage.sql.audit import counters
 from tenure.storage.sql.transitions import find_job, recount

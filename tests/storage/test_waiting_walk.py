@@ -8,7 +8,7 @@ from tenure.core.job import JobRecord
 from tenure.core.steps import NewStep
 from tenure.core.waiting import NeedOutcome
 from tenure.storage.memory.model import Model
-from tenure.storage.protocol import RenewRequest, RenewResult
+from tenure.storage.requests import RenewRequest, RenewResult
 from tenure_testing.mutants import MUTANTS, Mutant, flows
 from tests.storage.waiting_walk import Walk, WalkError
 

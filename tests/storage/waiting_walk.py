@@ -37,15 +37,8 @@ from tenure.core.waiting import (
     evaluate,
 )
 from tenure.storage.memory.model import Model
-from tenure.storage.protocol import (
-    CancelJob,
-    ClaimRequest,
-    DeleteJob,
-    LeaseRenewal,
-    RedriveJob,
-    RenewRequest,
-    SweepRequest,
-)
+from tenure.storage.requests import ClaimRequest, LeaseRenewal, RenewRequest, SweepRequest
+from tenure.storage.revisions import CancelJob, DeleteJob, RedriveJob
 from tenure.storage.waiting import DeliverToken, OutboxEntry, SealBox, Subscribe
 from tenure.testing.clock import ManualClock
 from tests.core.cases import ERROR

@@ -31,7 +31,7 @@ from tenure.core.outcome import Interrupted, Stalled
 from tenure.core.settlement import settlement
 from tenure.processes.exit_status import OomKills
 from tenure.storage.memory.storage import MemoryStorage
-from tenure.storage.protocol import ClaimRequest
+from tenure.storage.requests import ClaimRequest
 from tenure.worker.active_runs import ActiveRun, ActiveRuns
 from tenure.worker.isolation.isolated_run import IsolatedRun, IsolationSettings
 from tenure.worker.isolation.process_pool import PoolWaiter, ProcessPool

@@ -13,7 +13,7 @@ from tenure.core.settlement import settlement
 from tenure.core.steps import NewStep
 from tenure.errors import FlowError, StorageUnavailableError
 from tenure.storage.memory.storage import MemoryStorage
-from tenure.storage.protocol import ClaimRequest, LeaseRenewal, RenewRequest, RenewResult
+from tenure.storage.requests import ClaimRequest, LeaseRenewal, RenewRequest, RenewResult
 from tenure.testing import ManualClock
 from tenure.worker.active_runs import ActiveRun, StopReason
 from tenure.worker.step_recorder import STEPS_SENT, StepRecorder

@@ -17,7 +17,8 @@ from tenure.errors import UsageError
 from tenure.handlers.functions import is_async
 from tenure.options import Collect
 from tenure.options.keys import own_key
-from tenure.storage.protocol import Query, Storage
+from tenure.storage.protocol import Storage
+from tenure.storage.queries import Query
 
 P = ParamSpec("P")
 R = TypeVar("R")

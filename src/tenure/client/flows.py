@@ -40,7 +40,8 @@ from tenure.options.documented import lists_options
 from tenure.options.headers import valid_headers
 from tenure.options.keys import own_key
 from tenure.options.tasks import valid_priority
-from tenure.storage.protocol import EnqueueResult, Storage
+from tenure.storage.protocol import Storage
+from tenure.storage.requests import EnqueueResult
 
 R_co = TypeVar("R_co", covariant=True)
 T_contra = TypeVar("T_contra", contravariant=True)

@@ -40,8 +40,10 @@ from tenure.errors import (
 from tenure.options.tasks import valid_priority
 from tenure.outbox.outbox import Outbox
 from tenure.storage.moving import HoldsCalls
+from tenure.storage.names import job_topic
 from tenure.storage.notification_retry import Hints
-from tenure.storage.protocol import (
+from tenure.storage.protocol import Storage
+from tenure.storage.revisions import (
     CancelJob,
     DeleteJob,
     RedriveJob,
@@ -49,8 +51,6 @@ from tenure.storage.protocol import (
     RetainJob,
     Revision,
     RevisionResult,
-    Storage,
-    job_topic,
 )
 from tenure.waiting import first
 

@@ -2,7 +2,8 @@
 
 from tenure.core.job import JobRecord, Ref
 from tenure.errors import AmbiguousJobError, JobNotFoundError
-from tenure.storage.protocol import Query, Storage
+from tenure.storage.protocol import Storage
+from tenure.storage.queries import Query
 
 QUEUES_NAMED = 10
 """How many queues an `AmbiguousJobError` names."""

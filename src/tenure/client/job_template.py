@@ -51,7 +51,7 @@ from tenure.options.lifetime import valid_ttl
 from tenure.options.merges import valid_unique
 from tenure.options.retry import valid_call_retry
 from tenure.options.tasks import check_conflicts, check_fair_weight, valid_concurrency_limit, valid_fair_weight
-from tenure.storage.protocol import EnqueueResult
+from tenure.storage.requests import EnqueueResult
 
 R_co = TypeVar("R_co", covariant=True)
 T = TypeVar("T")

@@ -25,7 +25,9 @@ from tenure.core.ticks import begun, rhythm_of
 from tenure.errors import StorageError, StorageUnavailableError, UnknownScheduleError, UsageError
 from tenure.options import TaskSettings
 from tenure.options.schedules import MissedTicks, grace_micros, missed_policy, valid_overlap
-from tenure.storage.protocol import DUE_LIMIT, EnqueueResult, PauseSchedule, PutSchedule, RemoveSchedule, Storage
+from tenure.storage.protocol import Storage
+from tenure.storage.requests import DUE_LIMIT, EnqueueResult
+from tenure.storage.revisions import PauseSchedule, PutSchedule, RemoveSchedule
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -30,7 +30,11 @@ from tenure.options.headers import valid_headers
 from tenure.options.rate import rate_key, rate_of
 from tenure.outbox.outbox import Outbox
 from tenure.storage.connections import TransactionalStorage, TxConnection, run_now
-from tenure.storage.protocol import TASK_RATE, EnqueueResult, Query, Settings, Storage, Target
+from tenure.storage.names import TASK_RATE
+from tenure.storage.protocol import Storage
+from tenure.storage.queries import Query
+from tenure.storage.requests import EnqueueResult
+from tenure.storage.revisions import Settings, Target
 
 R = TypeVar("R")
 

@@ -4,7 +4,8 @@ from collections.abc import Awaitable, Callable
 
 from tenure.core.check import named, remark, whole
 from tenure.errors import UsageError
-from tenure.storage.protocol import Settings, Storage, Target
+from tenure.storage.protocol import Storage
+from tenure.storage.revisions import Settings, Target
 
 
 class Workers:

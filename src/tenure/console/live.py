@@ -26,7 +26,8 @@ from tenure.core.events import AnyEvent, EventsTrimmed, JobEvent, name_of
 from tenure.core.internal import OPS_QUEUE, is_internal_event
 from tenure.events.follow import pages
 from tenure.ops.events import shown_events
-from tenure.storage.protocol import EVENTS_END, EventPage, Storage
+from tenure.storage.protocol import Storage
+from tenure.storage.queries import EVENTS_END, EventPage
 
 logger = logging.getLogger("tenure.console")
 

@@ -81,16 +81,16 @@ from tenure.ops.webhooks import (
 )
 from tenure.ops.workers import OrderedView, give_order
 from tenure.options.tasks import CallOptions, valid_priority
-from tenure.storage.protocol import (
+from tenure.storage.queries import Survey
+from tenure.storage.requests import EnqueueResult
+from tenure.storage.revisions import (
     CancelJob,
     DeleteJob,
-    EnqueueResult,
     RedriveJob,
     RescheduleJob,
     RetainJob,
     Revision,
     Settings,
-    Survey,
     Target,
 )
 

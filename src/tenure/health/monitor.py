@@ -9,7 +9,8 @@ from tenure.clock import Clock
 from tenure.core.backlog import Backlog, Thresholds, observe
 from tenure.errors import StorageError, TenureError
 from tenure.health.assessment import waiting
-from tenure.storage.protocol import Storage, Survey
+from tenure.storage.protocol import Storage
+from tenure.storage.queries import Survey
 
 LIMIT = 1.8
 """Seconds that the storage gets to answer, so that a health request is answered within two seconds."""

@@ -40,7 +40,7 @@ from tenure.maintenance.reconcile import Reconciler
 from tenure.maintenance.ticks import tick_all
 from tenure.options import LeaderElection, Timing
 from tenure.runtime import Runtime, runtime_from_url
-from tenure.storage.protocol import RenewRequest, SweepRequest
+from tenure.storage.requests import RenewRequest, SweepRequest
 
 E = TypeVar("E", bound=Event)
 

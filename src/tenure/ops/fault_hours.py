@@ -8,7 +8,8 @@ from msgspec import Struct
 from tenure.core.duration import moment
 from tenure.core.figures import HOUR
 from tenure.core.lifecycle import State
-from tenure.storage.protocol import Query, Storage
+from tenure.storage.protocol import Storage
+from tenure.storage.queries import Query
 
 HOURS = 48
 """How many hours are counted."""

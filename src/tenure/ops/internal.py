@@ -30,7 +30,8 @@ from tenure.ops.access import StorageAccess
 from tenure.options import TaskOptions, Timing
 from tenure.options.tasks import CallOptions
 from tenure.runtime import Runtime
-from tenure.storage.protocol import Query, Storage
+from tenure.storage.protocol import Storage
+from tenure.storage.queries import Query
 from tenure.worker.worker import Worker
 
 logger = logging.getLogger("tenure.internal")

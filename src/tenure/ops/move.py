@@ -26,21 +26,10 @@ from tenure.core.schedule import Schedule
 from tenure.errors import StorageError, UsageError
 from tenure.ids import owner_id
 from tenure.storage.moving import HoldsCalls, MoveTarget
-from tenure.storage.protocol import (
-    CancelJob,
-    DeleteJob,
-    PutSchedule,
-    Query,
-    QueueSurvey,
-    RemoveSchedule,
-    RenewRequest,
-    Settings,
-    Storage,
-    Survey,
-    Target,
-    Tick,
-    WorkerSurvey,
-)
+from tenure.storage.protocol import Storage
+from tenure.storage.queries import Query, QueueSurvey, Survey, WorkerSurvey
+from tenure.storage.requests import RenewRequest
+from tenure.storage.revisions import CancelJob, DeleteJob, PutSchedule, RemoveSchedule, Settings, Target, Tick
 
 MOVABLE = (State.WAITING, State.DELAYED, State.FAILED)
 """The states whose jobs move. Active jobs stay with their workers, and ended ones with those who wait for them."""

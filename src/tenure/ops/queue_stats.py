@@ -8,7 +8,8 @@ from tenure.core.duration import micros
 from tenure.core.job import JobRecord
 from tenure.core.lifecycle import TERMINAL
 from tenure.ops.views import QueueStatsView, queue_stats_view
-from tenure.storage.protocol import Query, QueueSurvey, Storage
+from tenure.storage.protocol import Storage
+from tenure.storage.queries import Query, QueueSurvey
 
 PAGE = 200
 """How many ended jobs one call reads."""

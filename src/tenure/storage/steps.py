@@ -5,7 +5,8 @@ from collections.abc import Iterable
 from tenure.core.steps import SIGNAL_BYTES, step_problem
 from tenure.core.waiting import SIGNAL
 from tenure.errors import FlowError
-from tenure.storage.protocol import LeaseRenewal, Revision
+from tenure.storage.requests import LeaseRenewal
+from tenure.storage.revisions import Revision
 from tenure.storage.waiting import DeliverToken
 
 

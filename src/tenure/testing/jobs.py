@@ -35,10 +35,10 @@ from tenure.maintenance.lost_runs import settle_stalled
 from tenure.maintenance.reaper import Reaper
 from tenure.maintenance.ticks import tick_all
 from tenure.storage.memory.storage import MemoryStorage
-from tenure.storage.protocol import (
+from tenure.storage.queries import EventReader
+from tenure.storage.requests import (
     ClaimRequest,
     EnqueueResult,
-    EventReader,
     ExchangeResult,
     RenewRequest,
     RenewResult,

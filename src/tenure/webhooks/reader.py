@@ -16,7 +16,8 @@ from tenure.core.events import Event, EventsTrimmed
 from tenure.core.job import NewJob
 from tenure.errors import UsageError
 from tenure.events.follow import pages
-from tenure.storage.protocol import EventPage, EventReader, Storage
+from tenure.storage.protocol import Storage
+from tenure.storage.queries import EventPage, EventReader
 from tenure.webhooks.declaration import Webhook
 from tenure.webhooks.messages import WebhookMessage, message_of
 

@@ -19,7 +19,7 @@ from tenure.core.lease import Lease, margin, trusted_until
 from tenure.core.outcome import StopCode, UnknownReason
 from tenure.core.waiting import Wait
 from tenure.handlers.context import JobContext, ProgressReports, Report
-from tenure.storage.protocol import LeaseRenewal, NewLogLine
+from tenure.storage.requests import LeaseRenewal, NewLogLine
 from tenure.threads import WorkerThread
 from tenure.worker.loop_lag import LoopMonitor, extended_limits
 from tenure.worker.scoreboard import Scoreboard, Way

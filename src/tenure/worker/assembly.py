@@ -9,7 +9,7 @@ from tenure.core.internal import includes_worker
 from tenure.core.job import Owner
 from tenure.events.bus import EventBus
 from tenure.runtime import Runtime
-from tenure.storage.protocol import WorkerInfo
+from tenure.storage.requests import WorkerInfo
 from tenure.threads import ThreadPool
 from tenure.worker.active_runs import Abandoned, ActiveRun, ActiveRuns, StopReason
 from tenure.worker.deps import WorkerDeps

@@ -38,8 +38,9 @@ from tenure.core.job import Ref
 from tenure.core.lane import Lane
 from tenure.core.settlement import Settlement
 from tenure.errors import StorageError
+from tenure.storage.names import queue_topic
 from tenure.storage.notification_retry import Hints
-from tenure.storage.protocol import SETTLE_LIMIT, ClaimRequest, ExchangeResult, RenewRequest, queue_topic
+from tenure.storage.requests import SETTLE_LIMIT, ClaimRequest, ExchangeResult, RenewRequest
 from tenure.worker.active_runs import ActiveRun, StopReason
 from tenure.worker.deps import WorkerDeps
 from tenure.worker.entry_carrier import EntryCarrier

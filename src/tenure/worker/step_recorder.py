@@ -20,7 +20,8 @@ from tenure.core.job import Owner
 from tenure.core.steps import NewStep
 from tenure.errors import NotDurableError, StorageFullError, StorageUnavailableError
 from tenure.handlers.context import outside_of_jobs
-from tenure.storage.protocol import LeaseRenewal, RenewRequest, Storage
+from tenure.storage.protocol import Storage
+from tenure.storage.requests import LeaseRenewal, RenewRequest
 from tenure.worker.active_runs import ActiveRun, RunKey, StopReason
 
 STEPS_SENT = 100

@@ -15,15 +15,9 @@ from tenure.core.retention import KeepRule, RetentionRules
 from tenure.core.waiting import Dependent, JobKind, Links, Need, Plan
 from tenure.errors import StorageMovedError
 from tenure.maintenance.outbox import RETRY_AFTER, carry_out
-from tenure.storage.protocol import (
-    CancelJob,
-    ClaimRequest,
-    DeleteJob,
-    RedriveJob,
-    Settings,
-    Storage,
-    Target,
-)
+from tenure.storage.protocol import Storage
+from tenure.storage.requests import ClaimRequest
+from tenure.storage.revisions import CancelJob, DeleteJob, RedriveJob, Settings, Target
 from tenure.storage.waiting import NOTIFIED_AT_ONCE, OUTBOX_DELAY, AdvanceEntry, SealBox, Subscribe
 from tenure.testing.clock import ManualClock
 from tenure_testing.conformance.helpers import (

@@ -12,7 +12,8 @@ from tenure.core.reconcile import StaleWait
 from tenure.core.retention import KeepRule, RetentionRules
 from tenure.core.waiting import JobKind, Need
 from tenure.maintenance.reconcile import Reconciler
-from tenure.storage.protocol import DeleteJob, Settings, Storage, Target
+from tenure.storage.protocol import Storage
+from tenure.storage.revisions import DeleteJob, Settings, Target
 from tenure.storage.waiting import ENDED_KEPT, MISSING_LIMIT, RECONCILE_AFTER, RECONCILE_LIMIT, SealBox
 from tenure.testing.clock import ManualClock
 from tenure_testing.conformance.helpers import (

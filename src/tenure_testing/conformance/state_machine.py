@@ -69,32 +69,23 @@ from tenure.core.schedule import Schedule
 from tenure.core.settlement import Settlement, settlement
 from tenure.core.steps import NewStep
 from tenure.storage.memory.model import Model
-from tenure.storage.protocol import (
-    EVENTS_END,
-    ActsQuery,
+from tenure.storage.protocol import Storage
+from tenure.storage.queries import EVENTS_END, ActsQuery, EventPage, EventReader, Query
+from tenure.storage.requests import ClaimRequest, LeaseRenewal, NewLogLine, RenewRequest, SweepRequest, WorkerInfo
+from tenure.storage.revisions import (
     CancelJob,
     Change,
-    ClaimRequest,
     DeleteJob,
-    EventPage,
-    EventReader,
-    LeaseRenewal,
-    NewLogLine,
     PauseSchedule,
     PutSchedule,
-    Query,
     RedriveJob,
     RemoveSchedule,
-    RenewRequest,
     RescheduleJob,
     RetainJob,
     Revision,
     Settings,
-    Storage,
-    SweepRequest,
     Target,
     Tick,
-    WorkerInfo,
 )
 from tenure.testing.clock import ManualClock
 

@@ -10,7 +10,9 @@ from tenure.core.outcome import Interrupted, Rejected, Snoozed, Suspended
 from tenure.core.steps import SIGNAL_BYTES, SIGNALS_LIMIT, STEP_BYTES, NewStep
 from tenure.core.waiting import SLEEP, Need, StepRecord, Wait, WaitToken
 from tenure.errors import FlowError
-from tenure.storage.protocol import CancelJob, DeleteJob, LeaseRenewal, RedriveJob, RenewRequest, RenewResult, Storage
+from tenure.storage.protocol import Storage
+from tenure.storage.requests import LeaseRenewal, RenewRequest, RenewResult
+from tenure.storage.revisions import CancelJob, DeleteJob, RedriveJob
 from tenure.storage.waiting import DeliverToken
 from tenure.testing.clock import ManualClock
 from tenure_testing.conformance.helpers import (

@@ -12,7 +12,8 @@ from tenure.core.job import NewJob
 from tenure.core.lifecycle import State
 from tenure.core.waiting import JobKind, Need, Plan
 from tenure.errors import FlowError
-from tenure.storage.protocol import CancelJob, Storage
+from tenure.storage.protocol import Storage
+from tenure.storage.revisions import CancelJob
 from tenure.storage.waiting import ENTRY_PAGE, CancelTree, SealBox
 from tenure.testing.clock import ManualClock
 from tenure_testing.conformance.helpers import Conformance, bid, claim_one, counted, enqueue, events_of, record, states

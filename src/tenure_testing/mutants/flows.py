@@ -10,7 +10,7 @@ from tenure.core.lifecycle import State
 from tenure.core.transition import redriven
 from tenure.core.waiting import Broken, Inbox, Links, Met, NeedOutcome, Verdict, WaitToken, evaluate
 from tenure.storage.memory.model import Model
-from tenure.storage.protocol import RevisionResult
+from tenure.storage.revisions import RevisionResult
 from tenure.storage.waiting import AdvanceEntry, OutboxEntry
 from tenure_testing.mutants.registry import mutant
 

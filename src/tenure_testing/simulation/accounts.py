@@ -11,10 +11,7 @@ from tenure.core.rate import is_of_task
 from tenure.core.retention import RetentionRules
 from tenure.options import Timing
 from tenure.storage.memory.model import Model
-from tenure.storage.protocol import (
-    Settings,
-    Target,
-)
+from tenure.storage.revisions import Settings, Target
 from tenure_testing.simulation.call_checks import CallRecords
 from tenure_testing.simulation.fairness_checks import FairnessChecks
 from tenure_testing.simulation.fault_log import FaultLog

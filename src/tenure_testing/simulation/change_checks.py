@@ -12,13 +12,7 @@ from tenure.core.events import (
 from tenure.core.job import JobRecord, Ref
 from tenure.core.lifecycle import REDRIVABLE, TERMINAL, State
 from tenure.core.transition import is_expired
-from tenure.storage.protocol import (
-    CancelJob,
-    DeleteJob,
-    RedriveJob,
-    Revision,
-    RevisionResult,
-)
+from tenure.storage.revisions import CancelJob, DeleteJob, RedriveJob, Revision, RevisionResult
 from tenure_testing.simulation.accounts import Accounts
 from tenure_testing.simulation.event_checks import EventCounts
 from tenure_testing.simulation.flow_checks import DEPENDENCY

@@ -9,7 +9,7 @@ from typing import Any
 from tenure.core.lifecycle import REDRIVABLE, TERMINAL, State
 from tenure.core.waiting import JobKind
 from tenure.errors import StorageError
-from tenure.storage.protocol import CancelJob, DeleteJob, RedriveJob, Revision, Settings, Target
+from tenure.storage.revisions import CancelJob, DeleteJob, RedriveJob, Revision, Settings, Target
 from tenure.storage.waiting import CancelTree
 from tenure_testing.simulation.environment import AFTERMATH, WorldEnvironment
 from tenure_testing.simulation.event_loop import Node

@@ -10,17 +10,16 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from tenure.core.job import JobRecord, NewJob, Owner, Ref
-from tenure.storage.protocol import (
+from tenure.storage.requests import (
     EnqueueResult,
     ExchangeResult,
     ReclaimResult,
     RenewRequest,
     RenewResult,
-    Settings,
     SweepRequest,
     SweepResult,
-    Target,
 )
+from tenure.storage.revisions import Settings, Target
 from tenure_testing.simulation.accounts import Accounts
 from tenure_testing.simulation.change_checks import ChangeChecks
 from tenure_testing.simulation.event_checks import ON_CALL, EventChecks, EventCounts

@@ -24,32 +24,19 @@ from tenure.core.retention import KeepRule
 from tenure.core.settlement import Settlement
 from tenure.errors import StorageError, StorageUnavailableError
 from tenure.storage.memory.storage import MemoryStorage
-from tenure.storage.protocol import (
-    ActsPage,
-    ActsQuery,
-    Change,
+from tenure.storage.protocol import Notifications
+from tenure.storage.queries import ActsPage, ActsQuery, EventPage, EventReader, Finding, Page, Query, Survey
+from tenure.storage.requests import (
     ClaimRequest,
     EnqueueResult,
-    EventPage,
-    EventReader,
     ExchangeResult,
-    Finding,
-    Notifications,
-    Page,
-    Query,
     ReclaimResult,
     RenewRequest,
     RenewResult,
-    Revision,
-    RevisionResult,
-    ScheduleResult,
-    Settings,
-    Survey,
     SweepRequest,
     SweepResult,
-    Target,
-    Tick,
 )
+from tenure.storage.revisions import Change, Revision, RevisionResult, ScheduleResult, Settings, Target, Tick
 from tenure.storage.waiting import WaitingRevision
 from tenure_testing.simulation.event_loop import Node, SimLoop
 from tenure_testing.simulation.flow_workload import Pauses

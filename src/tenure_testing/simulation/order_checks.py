@@ -9,13 +9,8 @@ from tenure.core.job import JobRecord, NewJob, Ref
 from tenure.core.lease import Lease
 from tenure.core.lifecycle import State
 from tenure.core.order import score_at
-from tenure.storage.protocol import (
-    UNKNOWN,
-    ClaimRequest,
-    ExchangeResult,
-    knows,
-    task_of_place,
-)
+from tenure.storage.names import UNKNOWN, knows, task_of_place
+from tenure.storage.requests import ClaimRequest, ExchangeResult
 from tenure_testing.simulation.accounts import Accounts
 
 COPIED_FIELDS = tuple(

@@ -14,15 +14,8 @@ from tenure.core.lease import Lease
 from tenure.core.lifecycle import State
 from tenure.core.order import score_at
 from tenure.core.settlement import Settlement, handed_back
-from tenure.storage.protocol import (
-    WORKER_KEPT,
-    ClaimRequest,
-    ExchangeResult,
-    RenewRequest,
-    RenewResult,
-    knows,
-    unknown_place,
-)
+from tenure.storage.names import knows, unknown_place
+from tenure.storage.requests import WORKER_KEPT, ClaimRequest, ExchangeResult, RenewRequest, RenewResult
 from tenure_testing.simulation.accounts import Accounts
 from tenure_testing.simulation.event_checks import EventCounts, events_of
 from tenure_testing.simulation.job_history import JobHistory, RunHistory, shown

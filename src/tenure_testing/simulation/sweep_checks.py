@@ -6,15 +6,8 @@ from tenure.core.job import JobRecord, Owner, Ref, UniqueKey
 from tenure.core.lease import longest_lease
 from tenure.core.lifecycle import State
 from tenure.core.transition import is_expired
-from tenure.storage.protocol import (
-    PAUSED,
-    RATE,
-    UNKNOWN,
-    ReclaimResult,
-    StalledLease,
-    SweepRequest,
-    SweepResult,
-)
+from tenure.storage.names import PAUSED, RATE, UNKNOWN
+from tenure.storage.requests import ReclaimResult, StalledLease, SweepRequest, SweepResult
 from tenure_testing.simulation.accounts import Accounts
 from tenure_testing.simulation.flow_checks import DEPENDENCY
 from tenure_testing.simulation.job_history import shown

@@ -4,9 +4,7 @@ from collections.abc import Mapping
 
 from tenure.core.job import JobRecord, Ref
 from tenure.core.lifecycle import TERMINAL, TRANSITIONS, State
-from tenure.storage.protocol import (
-    RUNS_KEPT,
-)
+from tenure.storage.requests import RUNS_KEPT
 from tenure_testing.simulation.accounts import Accounts
 from tenure_testing.simulation.flow_checks import DEPENDENCY
 from tenure_testing.simulation.job_history import shown

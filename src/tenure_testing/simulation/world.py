@@ -34,7 +34,8 @@ from tenure.core.lifecycle import TERMINAL
 from tenure.errors import JobError, StorageError, ThrottledError
 from tenure.maintenance.reaper import Reaper
 from tenure.storage.memory.model import Model
-from tenure.storage.protocol import QUEUE_RATE, TASK_RATE, PauseSchedule, PutSchedule, Settings, Target
+from tenure.storage.names import QUEUE_RATE, TASK_RATE
+from tenure.storage.revisions import PauseSchedule, PutSchedule, Settings, Target
 from tenure_testing.simulation.environment import WorldEnvironment
 from tenure_testing.simulation.event_loop import Node, SimLoop, simulate
 from tenure_testing.simulation.fault_log import EVERYWHERE

@@ -16,31 +16,18 @@ from tenure.core.settlement import Settlement
 from tenure.storage.memory.model import Model
 from tenure.storage.memory.published_tasks import PublishedTasks
 from tenure.storage.notifications import Listener, NotificationHub
-from tenure.storage.protocol import (
-    ActsPage,
-    ActsQuery,
-    Change,
+from tenure.storage.queries import ActsPage, ActsQuery, EventPage, EventReader, Finding, Page, Query, Survey
+from tenure.storage.requests import (
     ClaimRequest,
     EnqueueResult,
-    EventPage,
-    EventReader,
     ExchangeResult,
-    Finding,
-    Page,
-    Query,
     ReclaimResult,
     RenewRequest,
     RenewResult,
-    Revision,
-    RevisionResult,
-    ScheduleResult,
-    Settings,
-    Survey,
     SweepRequest,
     SweepResult,
-    Target,
-    jobs_of_ticks,
 )
+from tenure.storage.revisions import Change, Revision, RevisionResult, ScheduleResult, Settings, Target, jobs_of_ticks
 from tenure.storage.steps import require_valid_signals, require_valid_steps
 from tenure.storage.waiting import require_valid, require_valid_waits
 

@@ -40,7 +40,9 @@ from tenure.core.waiting import (
 from tenure.errors import FlowError
 from tenure.storage.memory.enqueue import EnqueueRules
 from tenure.storage.memory.stale_waits import StaleWaits
-from tenure.storage.protocol import EnqueueResult, RevisionResult, job_topic, queue_topic
+from tenure.storage.names import job_topic, queue_topic
+from tenure.storage.requests import EnqueueResult
+from tenure.storage.revisions import RevisionResult
 from tenure.storage.waiting import (
     ENDED_KEPT,
     ENDS_AT_ONCE,

@@ -7,7 +7,7 @@ from tenure.storage.postgres import call_format, grants
 from tenure.storage.postgres.compatibility import read_state
 from tenure.storage.postgres.migration_files import SCHEMA
 from tenure.storage.postgres.schema import LIVES
-from tenure.storage.protocol import Finding
+from tenure.storage.queries import Finding
 from tenure.storage.sql.audit import counters
 from tenure.storage.sql.transaction import Transaction
 

@@ -8,7 +8,7 @@ from tenure.core.job import JobRecord, NewJob
 from tenure.core.settlement import Settlement
 from tenure.core.waiting import Dependent, Links, StepRecord, Wait
 from tenure.errors import UsageError
-from tenure.storage.protocol import Revision
+from tenure.storage.revisions import Revision
 from tenure.storage.waiting import DeliverToken, SealBox, Subscribe
 
 

@@ -17,6 +17,7 @@ from tenure.core.settlement import Settlement
 from tenure.errors import StorageUnavailableError, UsageError
 from tenure.storage import forking
 from tenure.storage.connections import TxConnection
+from tenure.storage.names import OUTDATED
 from tenure.storage.notifications import Listener, NotificationHub
 from tenure.storage.postgres import health, intake
 from tenure.storage.postgres.address import PostgresAddress
@@ -35,33 +36,18 @@ from tenure.storage.postgres.reader import PostgresReader
 from tenure.storage.postgres.schema import Schema
 from tenure.storage.postgres.transaction import PostgresTransaction
 from tenure.storage.postgres.writer import Claims, PostgresWriter
-from tenure.storage.protocol import (
-    EVENTS_END,
-    OUTDATED,
-    ActsPage,
-    ActsQuery,
-    Change,
+from tenure.storage.queries import EVENTS_END, ActsPage, ActsQuery, EventPage, EventReader, Finding, Page, Query, Survey
+from tenure.storage.requests import (
     ClaimRequest,
     EnqueueResult,
-    EventPage,
-    EventReader,
     ExchangeResult,
-    Finding,
-    Page,
-    Query,
     ReclaimResult,
     RenewRequest,
     RenewResult,
-    Revision,
-    RevisionResult,
-    ScheduleResult,
-    Settings,
-    Survey,
     SweepRequest,
     SweepResult,
-    Target,
-    jobs_of_ticks,
 )
+from tenure.storage.revisions import Change, Revision, RevisionResult, ScheduleResult, Settings, Target, jobs_of_ticks
 from tenure.storage.sql import acts, exchange, moves, published_tasks, reading, renew, revise, schedules, sweep, tune
 from tenure.storage.sql.transaction import Transaction
 from tenure.storage.steps import require_valid_signals, require_valid_steps

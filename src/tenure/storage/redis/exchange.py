@@ -13,7 +13,6 @@ from tenure.core.job import NewJob, Owner, Ref
 from tenure.core.lease import Lease
 from tenure.core.lifecycle import State
 from tenure.core.settlement import Settlement
-from tenure.storage.protocol import ClaimRequest, EnqueueResult, ExchangeResult, SettlementResult
 from tenure.storage.redis.claim_numbers import EncodedLane
 from tenure.storage.redis.links import decode_outbox, encode_wait
 from tenure.storage.redis.records import (
@@ -26,6 +25,7 @@ from tenure.storage.redis.records import (
     without_identity,
 )
 from tenure.storage.redis.refs import decode_ref, encode_ref
+from tenure.storage.requests import ClaimRequest, EnqueueResult, ExchangeResult, SettlementResult
 
 _encode = msgspec.msgpack.Encoder().encode
 

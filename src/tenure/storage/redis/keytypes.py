@@ -6,7 +6,7 @@ from contextlib import suppress
 from typing import cast
 
 from tenure.errors import StorageError
-from tenure.storage.protocol import Finding
+from tenure.storage.queries import Finding
 from tenure.storage.redis.connections import Connections
 
 _KINDS = {

@@ -16,7 +16,8 @@ from tenure.core.events import AnyEvent, EventsTrimmed, at_micros
 from tenure.core.fingerprint import by_frequency
 from tenure.core.job import JobRecord
 from tenure.storage.cursors import age_of, place_of
-from tenure.storage.protocol import EVENTS_END, EventPage, EventReader, Page, Survey, SweepResult
+from tenure.storage.queries import EVENTS_END, EventPage, EventReader, Page, Survey
+from tenure.storage.requests import SweepResult
 
 T = TypeVar("T")
 

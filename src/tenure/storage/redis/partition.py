@@ -24,34 +24,15 @@ from tenure.core.retention import KeepRule
 from tenure.core.settlement import Settlement
 from tenure.errors import StorageError, StorageMovedError, StorageUnavailableError
 from tenure.storage.cursors import DuePlace, age_of, due_place, place_of
-from tenure.storage.protocol import (
-    CLAIM_LIMIT,
+from tenure.storage.queries import (
     EVENTS_END,
-    SWEEP_LIMIT,
     ActsPage,
     ActsQuery,
-    CancelRequest,
-    Change,
-    ClaimRequest,
-    EnqueueResult,
     EventPage,
     EventReader,
-    ExchangeResult,
     Page,
     Query,
-    ReclaimResult,
-    RenewRequest,
-    RenewResult,
-    Revision,
-    RevisionResult,
-    ScheduleResult,
-    Settings,
-    SettlementResult,
-    StalledLease,
     Survey,
-    SweepRequest,
-    SweepResult,
-    Target,
     page_of_due,
 )
 from tenure.storage.redis.acts import decode_acts, decode_record_act, encode_acts, encode_record_act
@@ -94,6 +75,22 @@ from tenure.storage.redis.sweep import (
     encode_sweep,
     join_parts,
 )
+from tenure.storage.requests import (
+    CLAIM_LIMIT,
+    SWEEP_LIMIT,
+    CancelRequest,
+    ClaimRequest,
+    EnqueueResult,
+    ExchangeResult,
+    ReclaimResult,
+    RenewRequest,
+    RenewResult,
+    SettlementResult,
+    StalledLease,
+    SweepRequest,
+    SweepResult,
+)
+from tenure.storage.revisions import Change, Revision, RevisionResult, ScheduleResult, Settings, Target
 from tenure.storage.waiting import DeliverToken, OutboxEntry
 
 REVISIONS_PER_CALL = 50

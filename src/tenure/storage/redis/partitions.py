@@ -28,34 +28,15 @@ from tenure.core.retention import KeepRule
 from tenure.core.settlement import Settlement
 from tenure.errors import StorageError, StorageUnavailableError
 from tenure.storage.cursors import LARGEST, age_of
-from tenure.storage.protocol import (
+from tenure.storage.queries import (
     EVENTS_END,
     ActsPage,
     ActsQuery,
-    Change,
-    ClaimRequest,
-    EnqueueResult,
     EventPage,
     EventReader,
-    ExchangeResult,
-    LeaseRenewal,
     Page,
-    PutSchedule,
     Query,
-    ReclaimResult,
-    RedriveJob,
-    RemoveSchedule,
-    RenewRequest,
-    RenewResult,
-    Revision,
-    RevisionResult,
-    ScheduleResult,
-    Settings,
-    SettlementResult,
     Survey,
-    SweepRequest,
-    SweepResult,
-    Target,
     page_of_due,
 )
 from tenure.storage.redis.enqueue_order import levels_of
@@ -72,6 +53,29 @@ from tenure.storage.redis.merge_answers import (
 )
 from tenure.storage.redis.partition import ANSWER_BYTES, Partition, weight
 from tenure.storage.redis.sweep_schedule import SweepSchedule
+from tenure.storage.requests import (
+    ClaimRequest,
+    EnqueueResult,
+    ExchangeResult,
+    LeaseRenewal,
+    ReclaimResult,
+    RenewRequest,
+    RenewResult,
+    SettlementResult,
+    SweepRequest,
+    SweepResult,
+)
+from tenure.storage.revisions import (
+    Change,
+    PutSchedule,
+    RedriveJob,
+    RemoveSchedule,
+    Revision,
+    RevisionResult,
+    ScheduleResult,
+    Settings,
+    Target,
+)
 from tenure.storage.waiting import WaitingRevision
 
 T = TypeVar("T")

@@ -19,22 +19,13 @@ from tenure.core.job import JobDetail, JobRecord, LogLine, Owner, Ref
 from tenure.core.leadership import Term
 from tenure.core.lifecycle import TERMINAL, State
 from tenure.storage.cursors import DuePlace, place_of
-from tenure.storage.protocol import (
-    QUEUE_RATE,
-    EventReader,
-    Query,
-    QueueSurvey,
-    Settings,
-    StartLimit,
-    Survey,
-    UnknownTask,
-    WorkerSurvey,
-    task_of_place,
-)
+from tenure.storage.names import QUEUE_RATE, task_of_place
+from tenure.storage.queries import EventReader, Query, QueueSurvey, StartLimit, Survey, UnknownTask, WorkerSurvey
 from tenure.storage.redis.links import decode_dependents, decode_steps
 from tenure.storage.redis.records import RequestEncoder, decode_detail, decode_error, decode_record
 from tenure.storage.redis.refs import decode_ref, encode_ref
 from tenure.storage.redis.revise import decode_schedule, decode_settings
+from tenure.storage.revisions import Settings
 
 _INDEXES_AT_ONCE = 224
 """Number of indexes that one call of a listing reads."""

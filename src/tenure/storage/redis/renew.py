@@ -11,10 +11,10 @@ from tenure.core.events import Event, JobEvent
 from tenure.core.figures import FiguresDelta, TaskCounts
 from tenure.core.job import Owner, Ref
 from tenure.core.partition import IDENTITY_LOST, PartitionState
-from tenure.storage.protocol import CancelRequest, LeaseRenewal, RenewRequest, RenewResult, WorkerInfo
 from tenure.storage.redis.claim_numbers import EncodedLane
 from tenure.storage.redis.records import RequestEncoder
 from tenure.storage.redis.refs import encode_ref
+from tenure.storage.requests import CancelRequest, LeaseRenewal, RenewRequest, RenewResult, WorkerInfo
 
 _encode = msgspec.msgpack.Encoder().encode
 _json = msgspec.json.Encoder().encode

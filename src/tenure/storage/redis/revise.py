@@ -10,7 +10,10 @@ from tenure.core.job import Ref
 from tenure.core.lifecycle import State
 from tenure.core.schedule import Missed, Overlap, Schedule
 from tenure.errors import FlowError
-from tenure.storage.protocol import (
+from tenure.storage.redis.links import encode_dependents
+from tenure.storage.redis.records import EncodedJob, RequestEncoder, encode_job
+from tenure.storage.redis.refs import decode_ref, encode_ref
+from tenure.storage.revisions import (
     CancelJob,
     Change,
     DeleteJob,
@@ -27,9 +30,6 @@ from tenure.storage.protocol import (
     Target,
     Tick,
 )
-from tenure.storage.redis.links import encode_dependents
-from tenure.storage.redis.records import EncodedJob, RequestEncoder, encode_job
-from tenure.storage.redis.refs import decode_ref, encode_ref
 from tenure.storage.waiting import AdvanceEntry, CancelTree, DeliverToken, SealBox, Subscribe, WaitingRevision
 
 _whole = msgspec.json.Encoder().encode

@@ -9,7 +9,7 @@ from typing import cast
 import msgspec
 
 from tenure.errors import SchemaMismatchError, StorageError, StorageUnavailableError
-from tenure.storage.protocol import Finding
+from tenure.storage.queries import Finding
 from tenure.storage.redis.connections import Connections, ScriptCall
 from tenure.storage.redis.renew import new_identity
 from tenure.storage.redis.resp import Reply

@@ -15,7 +15,7 @@ from typing import cast
 from redis.exceptions import AuthenticationError, NoPermissionError
 
 from tenure.errors import NotDurableError, StorageError, StorageUnavailableError
-from tenure.storage.protocol import Finding
+from tenure.storage.queries import Finding
 from tenure.storage.redis.address import RedisAddress, ServerAddress, instead
 from tenure.storage.redis.connection import error_of, text
 from tenure.storage.redis.connections import Connections

@@ -17,31 +17,7 @@ from tenure.core.retention import KeepRule
 from tenure.core.settlement import Settlement
 from tenure.errors import StorageUnavailableError
 from tenure.storage.notifications import Listener
-from tenure.storage.protocol import (
-    ActsPage,
-    ActsQuery,
-    Change,
-    ClaimRequest,
-    EnqueueResult,
-    EventPage,
-    EventReader,
-    ExchangeResult,
-    Finding,
-    Page,
-    Query,
-    ReclaimResult,
-    RenewRequest,
-    RenewResult,
-    Revision,
-    RevisionResult,
-    ScheduleResult,
-    Settings,
-    Survey,
-    SweepRequest,
-    SweepResult,
-    Target,
-    jobs_of_ticks,
-)
+from tenure.storage.queries import ActsPage, ActsQuery, EventPage, EventReader, Finding, Page, Query, Survey
 from tenure.storage.redis.address import RedisAddress
 from tenure.storage.redis.connections import Connections
 from tenure.storage.redis.keytypes import examine_types, named
@@ -51,6 +27,17 @@ from tenure.storage.redis.schema import examine_layout, layout_of, settle_on
 from tenure.storage.redis.server_checks import ServerChecks
 from tenure.storage.redis.subscriptions import Subscriptions
 from tenure.storage.redis.sweep_schedule import SweepSchedule
+from tenure.storage.requests import (
+    ClaimRequest,
+    EnqueueResult,
+    ExchangeResult,
+    ReclaimResult,
+    RenewRequest,
+    RenewResult,
+    SweepRequest,
+    SweepResult,
+)
+from tenure.storage.revisions import Change, Revision, RevisionResult, ScheduleResult, Settings, Target, jobs_of_ticks
 from tenure.storage.steps import require_valid_signals, require_valid_steps
 from tenure.storage.waiting import require_valid, require_valid_waits
 

@@ -8,11 +8,11 @@ from msgspec import Struct
 from tenure.core.job import Owner
 from tenure.core.leadership import Term
 from tenure.core.lease import Lease
-from tenure.storage.protocol import CHORE_LIMITS, ReclaimResult, StalledLease, SweepRequest, SweepResult
 from tenure.storage.redis.links import decode_outbox
 from tenure.storage.redis.records import RequestEncoder, decode_record
 from tenure.storage.redis.refs import decode_ref
 from tenure.storage.redis.revise import decode_schedule
+from tenure.storage.requests import CHORE_LIMITS, ReclaimResult, StalledLease, SweepRequest, SweepResult
 
 
 class _Sweep(Struct, omit_defaults=True, kw_only=True):

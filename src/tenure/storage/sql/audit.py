@@ -1,6 +1,6 @@
 """The part of `tenure doctor` for SQL: compares redundant counts with the jobs."""
 
-from tenure.storage.protocol import Finding
+from tenure.storage.queries import Finding
 from tenure.storage.sql.transaction import Transaction
 
 _AUDITS = ("tally.recount", "tally.recount_calls", "tally.recount_keys", "tally.recount_inboxes")

@@ -8,7 +8,7 @@ from tenure.core.lease import Lease
 from tenure.core.lifecycle import State
 from tenure.core.order import entered_at
 from tenure.core.transition import begun, claimed, is_expired
-from tenure.storage.protocol import RUNS_KEPT, SCAN_LIMIT
+from tenure.storage.requests import RUNS_KEPT, SCAN_LIMIT
 from tenure.storage.sql import concurrency_keys, fair_queue, rates, rows
 from tenure.storage.sql.lists import json_list
 from tenure.storage.sql.settings import records_event, setting

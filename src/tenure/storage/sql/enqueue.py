@@ -12,7 +12,8 @@ from tenure.core.job import CollectKey, DebounceKey, JobRecord, NewJob, Ref, Uni
 from tenure.core.lifecycle import State
 from tenure.core.order import score_at
 from tenure.core.transition import collecting, enqueued, merged
-from tenure.storage.protocol import CALLS_KEPT, EnqueueResult, job_topic, queue_topic
+from tenure.storage.names import job_topic, queue_topic
+from tenure.storage.requests import CALLS_KEPT, EnqueueResult
 from tenure.storage.sql import concurrency_keys, fair_queue, rows, waiting
 from tenure.storage.sql.lists import ByteSlices, json_list
 from tenure.storage.sql.settings import records_event

@@ -7,7 +7,7 @@ from msgspec import structs
 from tenure.core.job import NewJob, Owner
 from tenure.core.lease import Lease
 from tenure.core.settlement import Settlement
-from tenure.storage.protocol import (
+from tenure.storage.requests import (
     CLAIM_LIMIT,
     PROMOTE_LIMIT,
     ClaimRequest,

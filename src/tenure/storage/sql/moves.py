@@ -10,7 +10,7 @@ from tenure.core.job import CollectKey, JobDetail, JobRecord
 from tenure.core.lifecycle import TERMINAL, State
 from tenure.core.move import MoveBatch, MoveReceipt, answers_of, as_moved
 from tenure.core.order import entered_at
-from tenure.storage.protocol import queue_topic
+from tenure.storage.names import queue_topic
 from tenure.storage.sql import concurrency_keys, fair_queue, inbox, rows, waiting
 from tenure.storage.sql.enqueue import store_all
 from tenure.storage.sql.settings import require_here

@@ -4,7 +4,7 @@ import msgspec
 
 from tenure.core.job import Ref
 from tenure.core.waiting import Dependent
-from tenure.storage.protocol import RevisionResult
+from tenure.storage.revisions import RevisionResult
 from tenure.storage.sql.transaction import End, Transaction
 from tenure.storage.waiting import ENTRY_PAGE, OUTBOX_DELAY, OUTBOX_LIMIT, AdvanceEntry, OutboxEntry
 

@@ -13,7 +13,7 @@ from tenure.core.internal import INTERNAL, included, includes_worker
 from tenure.core.job import JobDetail, JobRecord, Owner, Ref
 from tenure.core.lifecycle import State
 from tenure.storage.cursors import DuePlace, age_of, due_place, place_of
-from tenure.storage.protocol import (
+from tenure.storage.queries import (
     EVENT_LOAN,
     EVENTS_END,
     EventPage,
@@ -21,12 +21,12 @@ from tenure.storage.protocol import (
     Page,
     Query,
     QueueSurvey,
-    Settings,
     Survey,
-    WorkerInfo,
     WorkerSurvey,
     page_of_due,
 )
+from tenure.storage.requests import WorkerInfo
+from tenure.storage.revisions import Settings
 from tenure.storage.sql import figures as figure_cells
 from tenure.storage.sql import rates, rows, settings, unknown_tasks
 from tenure.storage.sql.columns import LINKS, Row

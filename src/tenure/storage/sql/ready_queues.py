@@ -5,7 +5,8 @@ All answers come from the indexes of the jobs, so no separate record can be wron
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from tenure.storage.protocol import PLACE_LIMIT, Settings
+from tenure.storage.names import PLACE_LIMIT
+from tenure.storage.revisions import Settings
 from tenure.storage.sql import rates
 from tenure.storage.sql.lists import json_names
 from tenure.storage.sql.settings import queue_settings

@@ -14,7 +14,7 @@ from tenure.core.lifecycle import State
 from tenure.core.partition import IDENTITY_LOST, PartitionState
 from tenure.core.transition import progressed, refused
 from tenure.core.waiting import StepRecord
-from tenure.storage.protocol import LOG_LINES_KEPT, CancelRequest, LeaseRenewal, RenewRequest, RenewResult
+from tenure.storage.requests import LOG_LINES_KEPT, CancelRequest, LeaseRenewal, RenewRequest, RenewResult
 from tenure.storage.sql import claim_numbers, inbox, rows
 from tenure.storage.sql.columns import Row, is_sane
 from tenure.storage.sql.lists import json_list, json_rows, without_repeats

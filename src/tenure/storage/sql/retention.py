@@ -7,7 +7,7 @@ from itertools import takewhile
 from tenure.core.lifecycle import State
 from tenure.core.retention import RetentionRules
 from tenure.core.settlement import Settlement, uses_queue_retention
-from tenure.storage.protocol import SettlementResult
+from tenure.storage.requests import SettlementResult
 from tenure.storage.sql.columns import Row
 from tenure.storage.sql.lists import json_list
 from tenure.storage.sql.settings import setting

@@ -8,7 +8,8 @@ from tenure.core.job import JobRecord
 from tenure.core.lifecycle import REDRIVABLE, TERMINAL, State
 from tenure.core.transition import redriven, rescheduled, retimed
 from tenure.errors import FlowError
-from tenure.storage.protocol import (
+from tenure.storage.names import job_topic, owner_topic, queue_topic
+from tenure.storage.revisions import (
     CancelJob,
     DeleteJob,
     RedriveJob,
@@ -16,9 +17,6 @@ from tenure.storage.protocol import (
     RetainJob,
     Revision,
     RevisionResult,
-    job_topic,
-    owner_topic,
-    queue_topic,
 )
 from tenure.storage.sql import concurrency_keys, fair_queue, outbox, rows, waiting
 from tenure.storage.sql.enqueue import free_window

@@ -11,7 +11,8 @@ from tenure.core.lifecycle import State
 from tenure.core.settlement import Settlement, when_cancelling
 from tenure.core.transition import refused
 from tenure.core.waiting import Dependent, Links
-from tenure.storage.protocol import SettlementResult, job_topic, queue_topic, unknown_place
+from tenure.storage.names import job_topic, queue_topic, unknown_place
+from tenure.storage.requests import SettlementResult
 from tenure.storage.sql import concurrency_keys, fair_queue, rates, rows, waiting
 from tenure.storage.sql.columns import Row, is_sane
 from tenure.storage.sql.lists import ByteSlices, json_list, json_rows, without_repeats

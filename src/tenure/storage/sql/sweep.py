@@ -9,14 +9,7 @@ from tenure.core.lease import Lease
 from tenure.core.lifecycle import State
 from tenure.core.schedule import Schedule
 from tenure.core.transition import reclaimed, silence, stall_reason
-from tenure.storage.protocol import (
-    CHORE_LIMITS,
-    SWEEP_LIMIT,
-    ReclaimResult,
-    StalledLease,
-    SweepRequest,
-    SweepResult,
-)
+from tenure.storage.requests import CHORE_LIMITS, SWEEP_LIMIT, ReclaimResult, StalledLease, SweepRequest, SweepResult
 from tenure.storage.sql import concurrency_keys, figures, outbox, rates, schedules, sweep_steps
 from tenure.storage.sql.columns import Row
 from tenure.storage.sql.transaction import Transaction

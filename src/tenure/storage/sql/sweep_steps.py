@@ -10,19 +10,16 @@ from tenure.core.lease import grace_end
 from tenure.core.lifecycle import State
 from tenure.core.retention import EVENTS_KEPT, KeepRule, RetentionRules
 from tenure.core.transition import suspected
-from tenure.storage.protocol import (
+from tenure.storage.names import PAUSED, RATE, UNKNOWN, queue_topic
+from tenure.storage.requests import (
     EXPIRE_LIMIT,
     LOOK_LIMIT,
     PASSED_LIMIT,
-    PAUSED,
     PROMOTE_LIMIT,
-    RATE,
     SWEEP_LIMIT,
     TRIM_LIMIT,
-    UNKNOWN,
     WINDOW_LIMIT,
     WORKER_KEPT,
-    queue_topic,
 )
 from tenure.storage.sql import concurrency_keys, fair_queue, rates
 from tenure.storage.sql.claim import promote

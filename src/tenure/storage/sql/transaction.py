@@ -22,7 +22,8 @@ from tenure.core.order import Fairness
 from tenure.core.rate import RateReservation
 from tenure.core.retention import EVENTS_KEPT
 from tenure.core.waiting import Dependent, WaitToken
-from tenure.storage.protocol import EVENTS_TOPIC, Settings
+from tenure.storage.names import EVENTS_TOPIC
+from tenure.storage.revisions import Settings
 from tenure.storage.sql.columns import Row
 from tenure.storage.sql.lists import ByteSlices, decode_counts, json_list, json_names, json_rows
 from tenure.storage.waiting import OutboxEntry

@@ -7,7 +7,7 @@ from msgspec import structs
 from tenure.core.events import JobFailed, JobRepaired, QueueDrained
 from tenure.core.job import CollectKey, DebounceKey, JobRecord, Key, Ref, unreadable_record
 from tenure.core.lifecycle import TERMINAL, State
-from tenure.storage.protocol import RATE, job_topic
+from tenure.storage.names import RATE, job_topic
 from tenure.storage.sql import concurrency_keys, inbox, rates, rows
 from tenure.storage.sql.columns import Row, UndecodableText
 from tenure.storage.sql.lists import json_rows

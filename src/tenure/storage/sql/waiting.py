@@ -39,7 +39,9 @@ from tenure.core.waiting import (
     evaluate,
     failure_cause,
 )
-from tenure.storage.protocol import EnqueueResult, RevisionResult, job_topic, queue_topic
+from tenure.storage.names import job_topic, queue_topic
+from tenure.storage.requests import EnqueueResult
+from tenure.storage.revisions import RevisionResult
 from tenure.storage.sql import fair_queue, inbox, outbox, rows
 from tenure.storage.sql.columns import UndecodableText
 from tenure.storage.sql.transaction import End, Transaction

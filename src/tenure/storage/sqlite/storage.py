@@ -20,32 +20,18 @@ from tenure.errors import StorageUnavailableError, UsageError
 from tenure.storage import forking
 from tenure.storage.connections import TxConnection
 from tenure.storage.notifications import Listener, NotificationHub
-from tenure.storage.protocol import (
-    EVENTS_END,
-    ActsPage,
-    ActsQuery,
-    Change,
+from tenure.storage.queries import EVENTS_END, ActsPage, ActsQuery, EventPage, EventReader, Finding, Page, Query, Survey
+from tenure.storage.requests import (
     ClaimRequest,
     EnqueueResult,
-    EventPage,
-    EventReader,
     ExchangeResult,
-    Finding,
-    Page,
-    Query,
     ReclaimResult,
     RenewRequest,
     RenewResult,
-    Revision,
-    RevisionResult,
-    ScheduleResult,
-    Settings,
-    Survey,
     SweepRequest,
     SweepResult,
-    Target,
-    jobs_of_ticks,
 )
+from tenure.storage.revisions import Change, Revision, RevisionResult, ScheduleResult, Settings, Target, jobs_of_ticks
 from tenure.storage.sql import acts, exchange, moves, published_tasks, reading, renew, revise, schedules, sweep, tune
 from tenure.storage.sql.transaction import Transaction
 from tenure.storage.sqlite import health, user_transaction
