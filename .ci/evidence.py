@@ -13,11 +13,7 @@ ENGINE = (
     "handlers",
     "maintenance",
     "processes",
-    "storage/names.py",
     "storage/protocol.py",
-    "storage/queries.py",
-    "storage/requests.py",
-    "storage/revisions.py",
     "supervisor",
     "worker",
 )

@@ -35,8 +35,7 @@ from tenure.core.outcome import Outcome, Raised, Returned
 from tenure.core.retention import KeepRule, RetentionRules
 from tenure.core.settlement import settlement
 from tenure.ids import JobIds
-from tenure.storage.requests import ClaimRequest, RenewRequest, WorkerInfo
-from tenure.storage.revisions import CancelJob, Settings, Target
+from tenure.storage.protocol import CancelJob, ClaimRequest, RenewRequest, Settings, Target, WorkerInfo
 from tests.console.site import Reply, call
 
 Medium = Literal["sqlite", "redis", "postgres"]

@@ -32,7 +32,7 @@ from tenure.core.job import Key, NewJob, Owner
 from tenure.core.lease import Lease
 from tenure.core.outcome import Returned
 from tenure.core.settlement import settlement
-from tenure.storage.requests import ClaimRequest
+from tenure.storage.protocol import ClaimRequest
 from tenure.storage.urls import locate
 
 ROOM = 10

@@ -23,7 +23,7 @@ from tenure.core.job import Key, NewJob, Owner
 from tenure.core.lease import Lease
 from tenure.core.outcome import Returned
 from tenure.core.settlement import settlement
-from tenure.storage.requests import CLAIM_LIMIT, ClaimRequest
+from tenure.storage.protocol import CLAIM_LIMIT, ClaimRequest
 from tenure.storage.sqlite import SQLiteStorage
 
 QUEUE = "bench"

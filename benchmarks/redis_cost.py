@@ -16,9 +16,16 @@ from benchmarks.report import machine
 from benchmarks.server import a_server
 from tenure.core.job import NewJob, Owner
 from tenure.core.lease import Lease
-from tenure.storage.protocol import Storage
+from tenure.storage.protocol import (
+    CLAIM_LIMIT,
+    RENEW_LIMIT,
+    ClaimRequest,
+    LeaseRenewal,
+    RenewRequest,
+    Storage,
+    WorkerInfo,
+)
 from tenure.storage.redis.address import read
-from tenure.storage.requests import CLAIM_LIMIT, RENEW_LIMIT, ClaimRequest, LeaseRenewal, RenewRequest, WorkerInfo
 from tenure.storage.urls import locate
 
 BEAT = 5.0

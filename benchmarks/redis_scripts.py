@@ -48,10 +48,7 @@ from tenure.core.retry import Backoff
 from tenure.core.schedule import Schedule
 from tenure.core.settlement import settlement
 from tenure.core.ticks import begun
-from tenure.storage.queries import Query
-from tenure.storage.redis.address import read
-from tenure.storage.redis.storage import RedisStorage
-from tenure.storage.requests import (
+from tenure.storage.protocol import (
     CLAIM_LIMIT,
     DUE_LIMIT,
     EXPIRE_LIMIT,
@@ -62,14 +59,22 @@ from tenure.storage.requests import (
     SWEEP_LIMIT,
     TRIM_LIMIT,
     WINDOW_LIMIT,
+    CancelJob,
     ClaimRequest,
     LeaseRenewal,
     NewLogLine,
+    PutSchedule,
+    Query,
     RenewRequest,
+    RescheduleJob,
+    Settings,
     SweepRequest,
+    Target,
+    Tick,
     WorkerInfo,
 )
-from tenure.storage.revisions import CancelJob, PutSchedule, RescheduleJob, Settings, Target, Tick
+from tenure.storage.redis.address import read
+from tenure.storage.redis.storage import RedisStorage
 from tenure.testing import ManualClock
 
 BASE = "base"

@@ -83,7 +83,7 @@ INTERNAL = (
     "tenure.options.tasks.CallOptions",
     "tenure.options.transactions.",
     "tenure.runtime.",
-    "tenure.storage.",
+    "tenure.storage.protocol.",
     "tenure.worker.",
 )
 """Names in signatures of public classes that users neither import nor make."""

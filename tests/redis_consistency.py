@@ -64,11 +64,6 @@ class PartitionContents:
         length: int = self._ask("LLEN", kind, name)
         return length
 
-    def bits(self, kind: str, name: str) -> set[int]:
-        """Return the numbers of the bits that are set."""
-        body = self._string(kind, name) or b""
-        return {8 * at + place for at, byte in enumerate(body) for place in range(8) if byte & (128 >> place)}
-
     def calls(self, ref: str) -> list[str]:
         """Return the calls that were merged into a job."""
         return [call.decode() for call in self._ask("LRANGE", "calls", ref, 0, -1)]
@@ -104,8 +99,6 @@ def inconsistencies(client: redis.Redis, base: str) -> list[str]:
         *_of_registers(contents),
         *_of_counters(contents),
         *_of_other_keys(contents),
-        *_of_inboxes(contents),
-        *_of_the_outbox(contents),
         *_of_calls(contents),
         *_of_the_log(contents),
     ]
@@ -126,9 +119,6 @@ def stands(ref: str, job: Mapping[str, Any]) -> Iterator[tuple[str, str, float, 
         )
     elif state == "delayed":
         yield "delayed", queue, job["run_at"], id_
-    elif state == "suspended":
-        if wake_at := job.get("wake_at"):
-            yield "delayed", queue, wake_at, id_
     elif state == "active":
         yield from _stands_of_active(queue, id_, ref, job)
     elif state == "completed" and job.get("kept_until"):
@@ -159,7 +149,6 @@ def _stands_of_unfinished(
     queued = job["state"] != "active"
     if merge := job.get("merge"):
         is_open = queued and (merge["type"] == "unique" or not job.get("starts"))
-        is_open = is_open and not (job["state"] == "suspended" and job.get("starts"))
         yield "merge" if is_open else "busy", f"{queue}\0{merge['type']}:{merge['key']}", job["made"], id_
     if schedule := job.get("schedule"):
         yield "queued" if queued else "running", schedule, job["made"], ref
@@ -185,8 +174,7 @@ def _of_registers(contents: PartitionContents) -> Iterator[str]:
         queue = ref.split("\0")[0]
         if queue not in queues:
             yield f"{queue!r} is not among the queues"
-        due = {"delayed": job["run_at"], "suspended": job.get("wake_at")}.get(job["state"])
-        if due is not None and not dues.get(queue, float("inf")) <= due:
+        if job["state"] == "delayed" and not dues.get(queue, float("inf")) <= job["run_at"]:
             yield f"{queue!r} is due too late for {ref!r}"
         if under := job.get("parked_under"):
             parked.add(f"{queue}\0{under}")
@@ -259,64 +247,6 @@ def _of_other_keys(contents: PartitionContents) -> Iterator[str]:
     for index in ("ticks", "reached"):
         if not set(contents.scores(index)) <= set(schedules):
             yield f"{index} are of {set(contents.scores(index))}, there are schedules {set(schedules)}"
-
-
-def _of_inboxes(contents: PartitionContents) -> Iterator[str]:
-    inboxes, steps = set(contents.names("inbox")), set(contents.names("steps"))
-    for kind, mark, found in (("inbox", "boxed", inboxes), ("steps", "stepped", steps)):
-        if found != (wanted := {ref for ref, job in contents.jobs.items() if job.get(mark)}):
-            yield f"{kind} is kept of {found}, the records say {wanted}"
-    for ref in steps:
-        fields = contents.hash("steps", ref)
-        forgotten = int(fields.pop("", b"0"))
-        numbers = sorted(int.from_bytes(body[:4], "little") for body in fields.values())
-        if len(set(numbers)) != len(numbers) or (numbers and numbers[-1] > len(numbers) + forgotten + 1):
-            yield f"the steps of {ref!r} have the numbers {numbers}, and {forgotten} are forgotten"
-    for kind in ("inbox_failed", "inbox_arrived", "inbox_completed"):
-        if not (found := set(contents.names(kind))) <= inboxes:
-            yield f"{kind} is kept of {found - inboxes}, which have no inbox"
-    for ref in inboxes:
-        tokens: defaultdict[str, dict[str, bytes]] = defaultdict(dict)
-        counts: dict[str, int] = {}
-        fields = contents.hash("inbox", ref)
-        for field, body in fields.items():
-            if field.startswith("t"):
-                box, _, key = field[1:].partition("\0")
-                tokens[box][key] = body
-            elif field[0] in "af" and int(body):
-                counts[field] = int(body)
-        if (bits := contents.jobs[ref].get("bits")) is not None:
-            completed = contents.bits("inbox_completed", ref)
-            tokens[bits] |= {
-                f"{number}": b"c" if number in completed else b"f" for number in contents.bits("inbox_arrived", ref)
-            }
-        wanted_counts = {f"a{box}": len(keys) for box, keys in tokens.items()}
-        wanted_counts |= {f"f{box}": many for box, keys in tokens.items() if (many := [*keys.values()].count(b"f"))}
-        if counts != wanted_counts:
-            yield f"the inbox of {ref!r} counts {counts}, its tokens are {wanted_counts}"
-        failed = {
-            f"{box}\0{len(key):08}{key}" for box, keys in tokens.items() for key, body in keys.items() if body == b"f"
-        }
-        if set(contents.scores("inbox_failed", ref)) != failed:
-            yield f"the failed keys of {ref!r} are {set(contents.scores('inbox_failed', ref))}, the tokens say {failed}"
-
-
-def _of_the_outbox(contents: PartitionContents) -> Iterator[str]:
-    entries = {number: msgspec.msgpack.decode(body) for number, body in contents.hash("outbox").items()}
-    if set(entries) != set(contents.scores("outbox_due")):
-        yield f"entries are due {set(contents.scores('outbox_due'))}, there are {set(entries)}"
-    apart = {number for number, entry in entries.items() if entry[5]}
-    if apart != set(contents.names("outbox_dependents")):
-        yield f"dependents lie apart for {set(contents.names('outbox_dependents'))}, the entries say {apart}"
-    more = {ref: job["more"] for ref, job in contents.jobs.items() if job.get("more")}
-    if more != (found := {ref: len(contents.scores("dependents", ref)) for ref in contents.names("dependents")}):
-        yield f"there are dependents {found}, the records say {more}"
-    for number, (ref, _, cursor, total, first, is_apart) in entries.items():
-        if not 0 <= cursor < total:
-            yield f"entry {number} has come to {cursor} of {total}"
-        others = contents.scores("outbox_dependents", number) if is_apart else contents.scores("dependents", ref)
-        if total > len(first) // 3 + len(others):
-            yield f"entry {number} notifies {total} dependents, there are {len(first) // 3} and {len(others)}"
 
 
 def _of_calls(contents: PartitionContents) -> Iterator[str]:

@@ -13,7 +13,7 @@ IN_HEAD = ("made", "score", "run_at", "created", "lease", "timeout")
 COUNTED = ("starts", "failures", "stalls", "releases")
 FENCES = ("fence", "settled_fence", "run_fence")
 IN_RUN = ("heard_at", "lease_until", "run_until", "started", "finished", "run_end", "kept_until")
-STATES = ("delayed", "waiting", "active", "completed", "failed", "cancelled", "expired", "suspended")
+STATES = ("delayed", "waiting", "active", "completed", "failed", "cancelled", "expired")
 PLAIN, RAN, BEATEN, BACK, TRACED, RESULT, APART, RESULT_APART = (1 << place for place in range(8))
 FLAGS = {"beaten": BEATEN, "back": BACK, "traced": TRACED, "load_apart": APART, "result_apart": RESULT_APART}
 RARE = frozenset(
@@ -32,20 +32,6 @@ RARE = frozenset(
             "fault",
         ),
         *("progress", "progress_note", "data", "data_number", "logged"),
-        *(
-            "wait",
-            "timeless",
-            "dependents",
-            "more",
-            "kind",
-            "flow",
-            "plan",
-            "wake_at",
-            "entry",
-            "boxed",
-            "bits",
-            "stepped",
-        ),
     )
 )
 SPECIAL = frozenset(

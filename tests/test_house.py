@@ -76,12 +76,12 @@ KIT_FLOORS: dict[str, int] = {
 
 INNER_FLOORS: dict[str, tuple[str, ...]] = {
     "tenure.worker": (
-        "entry_carrier event_loop injected known_tasks lifespan partitions recycling retry_delay scoreboard "
-        "stop_signals supervisor_messages task_publisher worker_metrics",
+        "event_loop injected known_tasks lifespan partitions recycling retry_delay scoreboard stop_signals "
+        "supervisor_messages task_publisher worker_metrics",
         "loop_lag",
         "active_runs",
-        "deps prefetch stacks step_recorder",
-        "durable keeper outcomes references run supervised transactions watchdog",
+        "deps prefetch stacks",
+        "keeper outcomes run supervised transactions watchdog",
         "isolation",
         "executor",
         "loop",
@@ -91,11 +91,9 @@ INNER_FLOORS: dict[str, tuple[str, ...]] = {
     ),
     "tenure.supervisor": ("child reload systemd", "monitor overview recovery", "supervisor"),
     "tenure.storage": (
-        "cursors names waiting",
-        "forking migrations notifications policies requests revisions script_files secrets",
-        "queries",
-        "protocol",
-        "connections moving notification_retry sql steps",
+        "cursors waiting",
+        "forking migrations notifications policies protocol script_files secrets",
+        "connections moving notification_retry sql",
         "memory postgres redis sqlite",
         "urls",
     ),
@@ -103,20 +101,19 @@ INNER_FLOORS: dict[str, tuple[str, ...]] = {
         "helpers state_machine",
         "acts claim_numbers collecting crashes differential due_order enqueue events exchange many_queues notices "
         "order published_tasks reading reclaim regressions renew revise sweep ttl tune unique_keys waiting",
-        "concurrency_keys dead_letters figures flows limits moves pause rates reconcile retention schedules steps "
-        "trees unknown_tasks",
+        "concurrency_keys dead_letters figures flows limits moves pause rates retention schedules unknown_tasks",
         "suite",
         "__init__",
     ),
     "tenure_testing.simulation": (
-        "call_checks event_loop fault_log flow_checks flow_workload job_history record_checks violation workload",
+        "call_checks event_loop fault_log job_history record_checks violation workload",
         "fairness_checks key_checks network rate_checks recovery_checks tick_checks",
         "accounts plan",
         "event_checks order_checks sweep_checks transition_checks",
         "change_checks run_checks",
         "invariants",
         "environment",
-        "flow_client node",
+        "node",
         "faults",
         "world",
         "figures",
@@ -131,7 +128,7 @@ INNER_FLOORS: dict[str, tuple[str, ...]] = {
         "run",
         "__main__",
     ),
-    "tenure_testing.mutants": ("registry", "enqueue flows rates runs", "__init__", "trials", "__main__"),
+    "tenure_testing.mutants": ("registry", "enqueue rates runs", "__init__", "trials", "__main__"),
     "tenure_testing.demo": (
         "bad_handlers corpus event_follower processes work",
         "handler_log",
@@ -450,7 +447,7 @@ def test_each_storage_has_one_script_for_each_verb() -> None:
     verbs -= {"open", "close", "examine"}
     # Scripts that are not the work of one verb: the start and end of a transaction, the counters and lines that verbs
     # leave behind, and what creates an empty partition.
-    shared = {".sql": {"session", "tally", "fair_queue", "rates", "repair", "waiting"}, ".lua": {"create"}}
+    shared = {".sql": {"session", "tally", "fair_queue", "rates", "repair"}, ".lua": {"create"}}
     own = {"postgres": {"health", "intake", "front"}}
     folders = [*HOUSE.glob("storage/*/sql"), *HOUSE.glob("storage/*/lua")]
 

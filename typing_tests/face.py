@@ -27,9 +27,6 @@ from tenure import (
     Collect,
     Debounce,
     DeleteReport,
-    Failed,
-    Flow,
-    FlowJob,
     Inject,
     Job,
     JobContext,
@@ -37,8 +34,6 @@ from tenure import (
     JobInfo,
     JobPage,
     JobStalled,
-    Link,
-    Node,
     Proceed,
     ProceedSending,
     PurgeReport,
@@ -610,98 +605,3 @@ async def in_transactions(
         tx.complete()
     async with current_job().transaction(async_session) as own:
         assert_type(own.connection, AsyncSession)
-
-
-@app.task
-async def fetch_rows(url: str) -> list[int]:
-    return []
-
-
-@app.task
-async def total(rows: list[int], *, plus: int = 0) -> int:
-    return 0
-
-
-@app.task
-def label(number: int, text: str = "") -> str:
-    return ""
-
-
-@app.task
-async def pair_up(pair: tuple[int, str]) -> float:
-    return 0.0
-
-
-@app.task
-async def join_all(texts: list[str]) -> str:
-    return ""
-
-
-@app.task
-async def either_way(rows: list[int] | Failed) -> str:
-    return ""
-
-
-@app.task
-async def nothing_taken() -> str:
-    return ""
-
-
-async def chains() -> None:
-    link = total.take(plus=1)
-    assert_type(link, Link[list[int], int])
-    flow = fetch_rows.call("x") | total.take() | label.options(priority=5).take("!")
-    assert_type(flow, Flow[str])
-    assert_type(app.chain(fetch_rows.call("x"), total.take(), label.take()), Flow[str])
-    assert_type(app.chain(fetch_rows.call("x"), nothing_taken.call(), join_all.call([])), Flow[str])
-    assert_type(app.chain(flow, nothing_taken.call()), Flow[str])
-    job = await flow.enqueue(id="order-42", timeout="2h", unique="k", priority=1, tags=["a"], headers={"a": "b"})
-    assert_type(job, FlowJob[str])
-    assert_type(await job.result(), str)
-    assert_type(flow.enqueue_sync(), FlowJob[str])
-
-    # A first argument of another type, no first argument at all, and a wrong argument after it.
-    fetch_rows.call("x") | label.take()  # type: ignore[operator]  # pyright: ignore[reportOperatorIssue]
-    app.chain(fetch_rows.call("x"), label.take())  # type: ignore[misc]  # pyright: ignore[reportArgumentType]
-    nothing_taken.take()  # type: ignore[misc]  # pyright: ignore[reportAttributeAccessIssue]
-    label.take(5)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-    total.take(minus=1)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
-    await flow.enqueue(delay=5)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
-
-
-async def groups() -> None:
-    assert_type(app.group(total.call([1]), label.call(1)), Flow[tuple[int, str]])
-    assert_type(app.group(total.call([1]), label.call(1)) | pair_up.take(), Flow[float])
-    assert_type(app.group([label.call(number) for number in range(9)]), Flow[list[str]])
-    assert_type(app.group([label.call(number) for number in range(9)]) | join_all.take(), Flow[str])
-    one = label.call(1)
-    assert_type(app.group(one, one, one, one, one, one), Flow[tuple[str, str, str, str, str, str]])
-    assert_type(app.group(one, one, one, one, one, one, one), Flow[list[str]])
-    assert_type(app.group(one), Flow[list[str]])
-    assert_type(app.group(app.group(one, total.call([])), one), Flow[tuple[tuple[str, int], str]])
-
-    app.group(label.call(1), total.call([1])) | pair_up.take()  # type: ignore[operator]  # pyright: ignore[reportOperatorIssue]
-    app.group(label.take(), label.call(1))  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
-
-
-async def graphs() -> None:
-    with app.flow("nightly") as dag:
-        rows = dag.add(fetch_rows.call("x"))
-        assert_type(rows, Node[list[int]])
-        assert_type(rows.value, list[int])
-        assert_type(rows.outcome, list[int] | Failed)
-        dag.add(either_way.call(rows.outcome))
-        number = dag.add(total.call(rows.value), after=[rows], if_dependency_failed="run")
-        both = dag.add(app.group(label.call(number.value), total.call([number.value, number.value])))
-        assert_type(both, Node[tuple[str, int]])
-        dag.add(pair_up.call((number.value, "x")), name="paired")
-        dag.on_failure(nothing_taken.call())
-        # The result of another type, an unknown word, and a link where a call is expected.
-        dag.add(total.call(rows.outcome))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-        dag.add(label.call(rows.value))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-        dag.add(nothing_taken.call(), if_dependency_failed="skip")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-        dag.add(total.take())  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-    job = await dag.enqueue()
-    assert_type(job, FlowJob[None])
-    assert_type(job.node(number), Job[int])
-    assert_type(await job.node(both).result(), tuple[str, int])

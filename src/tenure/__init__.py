@@ -8,15 +8,10 @@ from tenure.client.codec import Codec, JsonCodec
 from tenure.client.collecting import Batch, CollectTask, DeclaredCollectTask
 from tenure.client.compatibility import incompatible
 from tenure.client.dead_letters import DeadFilter, DeadGroup, DeadGroups, DeadLetter, DeadLetters, DeadPage, DeadReport
-from tenure.client.flows import Flow, FlowJob, Link
-from tenure.client.flows import FlowNode as Node
-from tenure.client.graph import Graph
 from tenure.client.handle import Job
 from tenure.client.job_info import JobInfo, JobWithRuns, LogEntry, RunInfo
-from tenure.client.job_template import EncodedCall as Call
 from tenure.client.jobs import DeleteReport, JobFilter, JobPage, Jobs, PurgeReport
 from tenure.client.queue import Queue, QueueSettings
-from tenure.client.references import Failed
 from tenure.client.router import Router
 from tenure.client.schedules import Schedules
 from tenure.client.sending import ProceedSending, SendCall, SendMiddleware
@@ -72,7 +67,6 @@ from tenure.core.events import (
 )
 from tenure.core.lifecycle import State
 from tenure.core.schedule import Schedule
-from tenure.core.suspension import HandlerSuspended
 from tenure.errors import (
     AmbiguousJobError,
     DuplicateJobError,
@@ -85,13 +79,10 @@ from tenure.errors import (
     JobNotFoundError,
     JobStalledError,
     LeaseLostError,
-    MailboxFullError,
     NotDurableError,
     PayloadTooLargeError,
     ResultTimeoutError,
     SchemaMismatchError,
-    StepFailedError,
-    StepMismatchError,
     StorageError,
     StorageFullError,
     StorageMovedError,
@@ -101,11 +92,9 @@ from tenure.errors import (
     UnknownScheduleError,
     UnknownTaskError,
     UsageError,
-    WaitTimeoutError,
 )
 from tenure.handlers.context import JobContext, current_job
 from tenure.handlers.control import Cancel, RateLimited, Reject, RetryLater, Snooze
-from tenure.handlers.durable import StepContext, StepOptions, WaitFor, current_step
 from tenure.handlers.injection import Inject
 from tenure.handlers.job_data import JobData
 from tenure.handlers.middleware import Middleware, Proceed, RunCall
@@ -139,7 +128,6 @@ __all__ = [
     "AmbiguousJobError",
     "AutoRedrive",
     "Batch",
-    "Call",
     "Cancel",
     "Codec",
     "Collect",
@@ -158,13 +146,8 @@ __all__ = [
     "DuplicateJobError",
     "Event",
     "EventsTrimmed",
-    "Failed",
-    "Flow",
     "FlowBroken",
     "FlowError",
-    "FlowJob",
-    "Graph",
-    "HandlerSuspended",
     "Inject",
     "Job",
     "JobActiveError",
@@ -210,11 +193,8 @@ __all__ = [
     "LeadershipLost",
     "LeaseLost",
     "LeaseLostError",
-    "Link",
     "LogEntry",
-    "MailboxFullError",
     "Middleware",
-    "Node",
     "NotDurableError",
     "PayloadTooLargeError",
     "Proceed",
@@ -250,10 +230,6 @@ __all__ = [
     "Snooze",
     "Stall",
     "State",
-    "StepContext",
-    "StepFailedError",
-    "StepMismatchError",
-    "StepOptions",
     "StorageError",
     "StorageFullError",
     "StorageLogDeleted",
@@ -273,8 +249,6 @@ __all__ = [
     "UnknownScheduleError",
     "UnknownTaskError",
     "UsageError",
-    "WaitFor",
-    "WaitTimeoutError",
     "Webhook",
     "Worker",
     "WorkerDied",
@@ -286,7 +260,6 @@ __all__ = [
     "Workers",
     "__version__",
     "current_job",
-    "current_step",
     "incompatible",
 ]
 

@@ -13,11 +13,9 @@ from tenure.background_loop import PORTAL, BackgroundLoop, LoopRunner
 from tenure.client.app_location import AppLocation, locate_app
 from tenure.client.codec import Codec, JsonCodec
 from tenure.client.compatibility import snapshot
-from tenure.client.compositions import Compositions
 from tenure.client.dead_letters import DeadLetters
 from tenure.client.decorators import Decorators, ScheduleDefinition, TaskDefinition
 from tenure.client.encoder import CallEncoder
-from tenure.client.flows import FlowServices
 from tenure.client.handle import Job
 from tenure.client.job_template import EncodedCall
 from tenure.client.jobs import Jobs
@@ -33,8 +31,6 @@ from tenure.client.router import (
 )
 from tenure.client.schedules import Schedules
 from tenure.client.sending import SendMiddleware, valid_send_middleware
-from tenure.client.signals import send_signal
-from tenure.client.step_values import StepValues
 from tenure.client.storage_client import StorageClient
 from tenure.client.task import AppServices, DeclaredTask, Task
 from tenure.client.value_types import TypeHooks, ValueTypes
@@ -64,10 +60,9 @@ from tenure.options.timing import DRAIN
 from tenure.options.transactions import TransactionConnection
 from tenure.outbox.database import outbox_database
 from tenure.outbox.outbox import Outbox
-from tenure.runtime import SHORT_WAIT, Runtime
+from tenure.runtime import Runtime
 from tenure.storage.connections import recognise
-from tenure.storage.protocol import Storage
-from tenure.storage.requests import EnqueueResult
+from tenure.storage.protocol import EnqueueResult, Storage
 from tenure.storage.urls import locate, read
 from tenure.webhooks.declaration import Webhook, webhooks_by_name
 
@@ -87,7 +82,7 @@ Lifespan = Callable[["Tenure"], AbstractAsyncContextManager[Any]]
 """A function of the app that returns the lifespan context manager of one worker."""
 
 
-class Tenure(Decorators, Compositions):
+class Tenure(Decorators):
     """An app: its tasks, and the storage of their jobs.
 
     `url`: the storage; if not given, `$TENURE_URL`, else `sqlite:///tenure.db` in the working directory. `name`:
@@ -141,7 +136,6 @@ class Tenure(Decorators, Compositions):
         self._clock: Clock = clock or SystemClock()
         self._rng: Random = rng or entropy()
         self._side: Callable[[str], LoopRunner] = side
-        self._short_wait = SHORT_WAIT
         self._metrics = MetricsRegistry()
         self._make_id = JobIds(self._clock, self._rng).make
         self._event_handlers = Handlers()
@@ -161,16 +155,12 @@ class Tenure(Decorators, Compositions):
             logger=self.logger,
             outbox=self.outbox,
         )
-        encoder = CallEncoder(self.codec, new_id=self.new_id, logger=self.logger)
-        known_types = ValueTypes(types)
-        self._step_values = StepValues(self.codec, known_types)
         self._services = AppServices(
             self.timing,
-            encoder,
+            CallEncoder(self.codec, new_id=self.new_id, logger=self.logger),
             self._client,
             self._event_handlers,
-            known_types,
-            FlowServices(self._client, encoder, lambda: self._clock.now()),
+            ValueTypes(types),
             serves_others=not self._url.startswith("memory:"),
         )
 
@@ -196,10 +186,6 @@ class Tenure(Decorators, Compositions):
     @property
     def _serves_others(self) -> bool:
         return self._services.serves_others
-
-    @property
-    def _flow_services(self) -> FlowServices:
-        return self._services.flows
 
     @property
     def _scope(self) -> DefinitionScope:
@@ -324,16 +310,13 @@ class Tenure(Decorators, Compositions):
         side: Callable[[str], LoopRunner] | None = None,
         outermost: Middleware | None = None,
         check_wait: Callable[[JobRecord], None] | None = None,
-        short_wait: float | None = None,
     ) -> Generator[None]:
         """Use another storage, clock and the like within the context; for tests, see `tenure.testing.JobTester`.
 
         `outermost`: a middleware around all others. `check_wait`: called with a job for which a caller has waited for a
-        second; what it raises ends the wait. `short_wait`: a handler that waits for fewer seconds is not unwound.
-        Workers and reapers keep what was in use when they were created.
+        second; what it raises ends the wait. Workers and reapers keep what was in use when they were created.
         """
-        before = self._clock, self._rng, self._side, self._make_id, self._middleware, self._short_wait
-        self._short_wait = self._short_wait if short_wait is None else short_wait
+        before = self._clock, self._rng, self._side, self._make_id, self._middleware
         self._clock, self._rng = clock or self._clock, rng or self._rng
         self._side = side or self._side
         self._make_id = JobIds(self._clock, self._rng).make
@@ -342,7 +325,7 @@ class Tenure(Decorators, Compositions):
             with self._client.using(storage, check_wait):
                 yield
         finally:
-            self._clock, self._rng, self._side, self._make_id, self._middleware, self._short_wait = before
+            self._clock, self._rng, self._side, self._make_id, self._middleware = before
 
     # ── jobs ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -391,36 +374,6 @@ class Tenure(Decorators, Compositions):
         job_queue = default if queue is None else named(queue, field="queue")
         access = self._client.access(None if task is None else task.signature)
         return Job(Ref(job_queue, named(job_id, field="id")), access, _in_outbox=self.outbox is not None)
-
-    async def signal(
-        self, job_id: str, name: str, value: object = None, *, queue: str | None = None, message_id: str | None = None
-    ) -> bool:
-        """Send a signal to a job, whose handler reads it with `current_job().wait_signal(name, ...)`.
-
-        It is kept if the job does not wait for it yet. Signals of one name are read in the order of their arrival. A
-        job keeps up to 1,000 unread ones of each name, of 32 KiB each.
-
-        `queue`: as for `job`. `message_id`: identifies the message, so that a repeated call sends it once; without it,
-        each call sends another message. Return True if the job has the signal now, False if the job has ended.
-
-        Raises:
-            UsageError: the name is invalid, or the value cannot be encoded.
-            PayloadTooLargeError: the encoded value is over 32 KiB.
-            MailboxFullError: the job has 1,000 unread signals of this name.
-            JobNotFoundError: the storage does not know the job.
-            FlowError: the storage does not keep signals.
-            StorageError: the storage cannot be reached.
-        """
-        identity = self.new_id() if message_id is None else message_id
-        return await send_signal(
-            self.job(job_id, queue=queue), name, value, identity, values=self._step_values, opened=self.opened
-        )
-
-    def signal_sync(
-        self, job_id: str, name: str, value: object = None, *, queue: str | None = None, message_id: str | None = None
-    ) -> bool:
-        """Call `signal` from code without a running event loop."""
-        return PORTAL.call(self.signal(job_id, name, value, queue=queue, message_id=message_id), verb="signal")
 
     @property
     def jobs(self) -> Jobs:
@@ -579,8 +532,6 @@ class Tenure(Decorators, Compositions):
             middleware=tuple(self._middleware),
             overrides=self._overrides,
             lifespan=None if self._lifespan is None else functools.partial(self._lifespan, self),
-            types=self._services.types,
-            short_wait=self._short_wait,
             outbox=self.outbox,
             app_location=self._location,
         )

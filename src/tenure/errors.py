@@ -9,8 +9,6 @@ TenureError
 │   ├── AmbiguousJobError
 │   ├── JobActiveError
 │   ├── FlowError
-│   ├── MailboxFullError          wait: the job must read its signals first
-│   ├── StepMismatchError
 │   └── ThrottledError
 ├── StorageError
 │   ├── StorageUnavailableError   wait: it may come back
@@ -25,9 +23,7 @@ TenureError
 │   ├── JobExpiredError
 │   └── JobNotFoundError
 ├── ResultTimeoutError            also a TimeoutError
-├── StepFailedError               only inside a handler
-├── WaitTimeoutError              only inside a handler; also a TimeoutError
-└── LeaseLostError                only inside a job's own transaction, and when it records a step
+└── LeaseLostError                only inside a job's own transaction
 
 The exceptions by which a handler controls its job (`RetryLater`, `Snooze`, `Reject`, `Cancel`) are not errors. They are
 in `handlers.control`.
@@ -126,32 +122,6 @@ class JobActiveError(UsageError):
 
 class FlowError(UsageError):
     """A flow, or a job that waits for others, is invalid, or the storage does not support it. Nothing was written."""
-
-
-class MailboxFullError(UsageError):
-    """A job has not read 1,000 signals of this name, so it takes no other one."""
-
-    def __init__(self, job_id: str, name: str) -> None:
-        super().__init__(
-            f"the job {job_id!r} has 1,000 unread signals {name!r}, the most that are kept; send it again when the job "
-            "has read some of them"
-        )
-        self.job_id = job_id
-        self.name = name
-
-    def __reduce__(self) -> tuple[type["MailboxFullError"], tuple[str, str]]:
-        return type(self), (self.job_id, self.name)
-
-
-class StepMismatchError(UsageError):
-    """The record of a step is of another kind, or does not fit the type that the handler expects; `step` names it."""
-
-    def __init__(self, step: str, message: str) -> None:
-        super().__init__(message)
-        self.step = step
-
-    def __reduce__(self) -> tuple[type["StepMismatchError"], tuple[str, str]]:
-        return type(self), (self.step, str(self))
 
 
 class ThrottledError(UsageError):
@@ -279,33 +249,5 @@ class ResultTimeoutError(TenureError, TimeoutError):
         self.job_id = job_id
 
 
-class StepFailedError(TenureError):
-    """A step with `retry` has failed in all its attempts; the failure is recorded until a redrive forgets it.
-
-    `step` names it; `error_type` and `traceback` are those of its last attempt, as text.
-    """
-
-    def __init__(self, step: str, message: str, *, error_type: str | None = None, traceback: str | None = None) -> None:
-        super().__init__(message)
-        self.step = step
-        self.error_type = error_type
-        self.traceback = traceback
-
-    def __reduce__(self) -> tuple[Callable[..., "StepFailedError"], tuple[str, str]]:
-        rest = functools.partial(type(self), error_type=self.error_type, traceback=self.traceback)
-        return rest, (self.step, str(self))
-
-
-class WaitTimeoutError(TenureError, TimeoutError):
-    """No signal came within the time that a handler has waited for it; `step` names the wait."""
-
-    def __init__(self, step: str) -> None:
-        super().__init__(f"no signal came for {step!r} in time")
-        self.step = step
-
-    def __reduce__(self) -> tuple[type["WaitTimeoutError"], tuple[str]]:
-        return type(self), (self.step,)
-
-
 class LeaseLostError(TenureError):
-    """The run no longer holds its lease, so its transaction must not commit, and its step is not recorded."""
+    """The run no longer holds its lease, so its transaction must not commit."""

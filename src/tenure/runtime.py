@@ -13,7 +13,6 @@ from tenure.background_loop import BackgroundLoop, LoopRunner
 from tenure.client.app_location import AppLocation
 from tenure.client.codec import Codec, JsonCodec
 from tenure.client.task import Task
-from tenure.client.value_types import ValueTypes
 from tenure.clock import Clock, SystemClock, entropy
 from tenure.core.job import Owner
 from tenure.core.schedule import Schedule
@@ -26,9 +25,6 @@ from tenure.options import Timing
 from tenure.outbox.outbox import Outbox
 from tenure.storage.protocol import Storage
 from tenure.storage.urls import locate
-
-SHORT_WAIT = 5.0
-"""Seconds from which on a handler that waits is unwound. For a shorter time another run would cost more."""
 
 
 @dataclass(frozen=True)
@@ -53,10 +49,6 @@ class Runtime:
     overrides: Mapping[Provider, Provider] = field(default_factory=dict[Provider, Provider])
     """The replaced providers and their replacements, at this moment (`app.override`)."""
     lifespan: Callable[[], AbstractAsyncContextManager[Any]] | None = None
-    types: ValueTypes = field(default_factory=ValueTypes)
-    """The types of arguments, results and steps that the app knows."""
-    short_wait: float = SHORT_WAIT
-    """A pause of a handler that is shorter than this takes place in its run; seconds."""
     outbox: Outbox | None = None
     """The outbox whose calls the workers of the app relay."""
     app_location: Callable[[], AppLocation | None] = lambda: None

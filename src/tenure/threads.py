@@ -8,7 +8,6 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from typing import Any, TypeVar
 
-from tenure.core.suspension import HandlerSuspended
 from tenure.failures import class_name, is_a, text_of
 
 T = TypeVar("T")
@@ -168,8 +167,7 @@ class WorkerThread:
                 value = context.run(function)
             except BaseException as error:
                 # A future cannot carry StopIteration, and SystemExit must not end the loop.
-                carried = is_a(error, Exception, HandlerSuspended) and not is_a(error, StopIteration)
-                failure = error if carried else wrapped(error)
+                failure = error if is_a(error, Exception) and not is_a(error, StopIteration) else wrapped(error)
             finally:
                 self.ident = None
             if not loop.is_closed():

@@ -4,7 +4,7 @@ import asyncio
 from typing import Any
 
 from tenure.core.job import Owner
-from tenure.storage.requests import RenewRequest, WorkerInfo
+from tenure.storage.protocol import RenewRequest, WorkerInfo
 from tests.cli.terminal import EVERYWHERE, Terminal
 
 OWNER = Owner("00aa00aa00aa00aa", "web-3", "host", 77)

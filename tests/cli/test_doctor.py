@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tenure.core.job import Owner
-from tenure.storage.requests import ClaimRequest
+from tenure.storage.protocol import ClaimRequest
 from tests.cli.terminal import Terminal
 from tests.servers import RedisServer, client_of
 

@@ -13,7 +13,7 @@ from tenure.clock import SECOND
 from tenure.core.job import Owner
 from tenure.core.outcome import Returned
 from tenure.core.settlement import settlement
-from tenure.storage.requests import ClaimRequest, RenewRequest, SweepRequest, WorkerInfo
+from tenure.storage.protocol import ClaimRequest, RenewRequest, SweepRequest, WorkerInfo
 from tenure.storage.urls import locate
 from tenure.testing.clock import ManualClock
 from tests.cli.terminal import EVERYWHERE, Terminal

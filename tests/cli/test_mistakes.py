@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tenure.core.job import Owner
-from tenure.storage.requests import RenewRequest, WorkerInfo
+from tenure.storage.protocol import RenewRequest, WorkerInfo
 from tests.cli.terminal import TASKS, Terminal, one_line
 
 pytestmark = pytest.mark.thorough

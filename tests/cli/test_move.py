@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tenure.core.job import Owner
-from tenure.storage.requests import ClaimRequest, RenewRequest, WorkerInfo
+from tenure.storage.protocol import ClaimRequest, RenewRequest, WorkerInfo
 from tenure.storage.urls import locate
 from tests.cli.terminal import Terminal
 

@@ -12,7 +12,7 @@ from tenure.core.postmortem import Ending
 from tenure.core.settlement import settlement
 from tenure.failures import recorded
 from tenure.maintenance.lost_runs import CrashEvidence, settle_stalled
-from tenure.storage.requests import ClaimRequest, LeaseRenewal, RenewRequest
+from tenure.storage.protocol import ClaimRequest, LeaseRenewal, RenewRequest
 from tenure.storage.urls import locate
 from tests.cli.terminal import EVERYWHERE, Terminal
 

@@ -9,7 +9,7 @@ import pytest
 import tenure
 from tenure.cli.render import table_lines, text_width
 from tenure.core.job import Owner
-from tenure.storage.requests import RenewRequest, WorkerInfo
+from tenure.storage.protocol import RenewRequest, WorkerInfo
 from tests.cli.terminal import Terminal
 
 pytestmark = pytest.mark.thorough

@@ -23,7 +23,7 @@ from tenure.ops.throughput import Throughput, ended_jobs
 from tenure.ops.top import ActiveRunView, Top, TopQueue, TopView
 from tenure.ops.views import DeadGroupView, LeaderView
 from tenure.ops.workers import ListedWorker
-from tenure.storage.requests import ClaimRequest, RenewRequest, SweepRequest, WorkerInfo
+from tenure.storage.protocol import ClaimRequest, RenewRequest, SweepRequest, WorkerInfo
 from tenure.storage.urls import locate
 from tenure.testing.clock import ManualClock
 from tests.cli.terminal import EVERYWHERE, Terminal

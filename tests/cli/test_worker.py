@@ -12,7 +12,7 @@ from msgspec import structs
 from tenure import Schedule
 from tenure.cli.logs import JsonLines
 from tenure.cli.worker import WorkerOptions, worker
-from tenure.storage.revisions import PutSchedule
+from tenure.storage.protocol import PutSchedule
 from tests.cli.terminal import EVERYWHERE, TASKS, Terminal
 
 

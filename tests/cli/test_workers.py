@@ -8,7 +8,7 @@ from msgspec import structs
 
 from tenure.clock import SECOND
 from tenure.core.job import Owner
-from tenure.storage.requests import ClaimRequest, LeaseRenewal, RenewRequest, WorkerInfo
+from tenure.storage.protocol import ClaimRequest, LeaseRenewal, RenewRequest, WorkerInfo
 from tests.cli.terminal import EVERYWHERE, Terminal
 
 ANN = Owner("a1b2c3d4e5f60718", "host:7", "host", 7)

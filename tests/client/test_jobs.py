@@ -24,7 +24,7 @@ from tenure import (
 )
 from tenure.client import jobs as module
 from tenure.core.job import Owner, Ref
-from tenure.storage.requests import ClaimRequest
+from tenure.storage.protocol import ClaimRequest
 from tenure_testing.conformance.helpers import settle
 
 OWNER = Owner("0123456789abcdef")

@@ -36,10 +36,8 @@ def objects() -> dict[str, Any]:
     async def work() -> None: ...
 
     made = [app, work, app.declare(name="declared")(work.function), app.queue("mail"), app.job("id"), app.worker()]
-    graph = app.flow("graph")
-    made += [graph, graph.add(work.call()), app.group(work.call())]
     found = {type(job).__name__: job for job in (*made, app.jobs, app.dead, app.schedules, Router(), Reaper(app))}
-    return {name.replace("AsyncTask", "Task").replace("FlowNode", "Node"): item for name, item in found.items()}
+    return {name.replace("AsyncTask", "Task"): item for name, item in found.items()}
 
 
 def public_names() -> dict[str, list[str]]:

@@ -7,12 +7,10 @@ import pytest
 from tenure.storage.memory.storage import MemoryStorage
 from tenure.storage.protocol import Storage
 from tenure.testing import ManualClock
-from tenure_testing.conformance import StorageConformance
-from tenure_testing.conformance.reconcile import ReconcileConformance
-from tenure_testing.conformance.trees import TreesConformance
+from tenure_testing.conformance import FlowsConformance, StorageConformance
 
 
-class TestMemory(StorageConformance, ReconcileConformance, TreesConformance):
+class TestMemory(StorageConformance, FlowsConformance):
     @pytest.fixture
     async def storage(self, clock: ManualClock) -> AsyncIterator[Storage]:
         storage = MemoryStorage(clock=clock)

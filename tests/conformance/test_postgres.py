@@ -11,7 +11,7 @@ from tenure.storage.postgres.address import read
 from tenure.storage.postgres.storage import PostgresStorage
 from tenure.storage.protocol import Storage
 from tenure.testing import ManualClock
-from tenure_testing.conformance import StorageConformance
+from tenure_testing.conformance import NoFlowsConformance, StorageConformance
 from tenure_testing.conformance.helpers import events_of
 from tests.postgres_servers import SharedSchema
 
@@ -56,7 +56,7 @@ def one(shared_schema: SharedSchema) -> Iterator[OneStorage]:
 
 
 @pytest.mark.postgres
-class TestPostgres(StorageConformance):
+class TestPostgres(StorageConformance, NoFlowsConformance):
     @pytest.fixture
     async def storage(self, clock: ManualClock, one: OneStorage) -> AsyncIterator[Storage]:
         storage = await one.begin(clock)

@@ -9,12 +9,12 @@ from tenure.storage.protocol import Storage
 from tenure.storage.redis.address import read
 from tenure.storage.redis.storage import RedisStorage
 from tenure.testing import ManualClock
-from tenure_testing.conformance import StorageConformance
+from tenure_testing.conformance import NoFlowsConformance, StorageConformance
 from tenure_testing.conformance.helpers import events_of
 
 
 @pytest.mark.redis
-class TestRedis(StorageConformance):
+class TestRedis(StorageConformance, NoFlowsConformance):
     @pytest.fixture
     async def storage(self, clock: ManualClock, redis_url: str) -> AsyncIterator[Storage]:
         storage = RedisStorage(read(redis_url), clock=clock)

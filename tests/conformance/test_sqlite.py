@@ -9,11 +9,11 @@ import pytest
 from tenure.storage.protocol import Storage
 from tenure.storage.sqlite.storage import SQLiteStorage
 from tenure.testing import ManualClock
-from tenure_testing.conformance import StorageConformance
+from tenure_testing.conformance import NoFlowsConformance, StorageConformance
 
 
 @pytest.mark.sqlite
-class TestSQLite(StorageConformance):
+class TestSQLite(StorageConformance, NoFlowsConformance):
     @pytest.fixture
     async def storage(self, clock: ManualClock, tmp_path: Path, empty_database: Path) -> AsyncIterator[Storage]:
         path = tmp_path / "tenure.db"

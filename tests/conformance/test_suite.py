@@ -9,12 +9,10 @@ from pathlib import Path
 import pytest
 
 import tenure
-from tenure_testing.conformance import StorageConformance
-from tenure_testing.conformance.reconcile import ReconcileConformance
-from tenure_testing.conformance.trees import TreesConformance
+from tenure_testing.conformance import FlowsConformance, NoFlowsConformance, StorageConformance
 
 
-class _Whole(StorageConformance, ReconcileConformance, TreesConformance):
+class _Whole(StorageConformance, FlowsConformance, NoFlowsConformance):
     """All parts of the suite."""
 
 
@@ -37,10 +35,10 @@ def test_every_test_of_the_suite_is_a_coroutine() -> None:
 ELSEWHERE = """
 import pytest_asyncio
 from tenure.storage.memory.storage import MemoryStorage
-from tenure_testing.conformance import StorageConformance
+from tenure_testing.conformance import FlowsConformance, StorageConformance
 
 
-class TestElsewhere(StorageConformance):
+class TestElsewhere(StorageConformance, FlowsConformance):
     @pytest_asyncio.fixture
     async def storage(self, clock):
         storage = MemoryStorage(clock=clock)

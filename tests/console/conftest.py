@@ -14,7 +14,7 @@ from tenure import JobFailed, Retry, Tenure, Webhook, current_job
 from tenure.console import Console
 from tenure.core.job import Owner
 from tenure.http.server import HTTPServer, ListenAddress
-from tenure.storage.requests import ClaimRequest, LeaseRenewal, RenewRequest, WorkerInfo
+from tenure.storage.protocol import ClaimRequest, LeaseRenewal, RenewRequest, WorkerInfo
 from tests.console.site import Headers, Reply, act_headers, get
 
 ALERTS = Webhook("alerts", "https://hooks.example.com/", events=(JobFailed,), secret_env="ALERTS_SECRET")

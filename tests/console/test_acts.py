@@ -15,9 +15,7 @@ from tenure.core.events import QueuePaused
 from tenure.core.job import JobRecord, Owner, Ref
 from tenure.core.lifecycle import State
 from tenure.errors import StorageFullError
-from tenure.storage.queries import EVENTS_END, ActsQuery
-from tenure.storage.requests import RenewRequest, WorkerInfo
-from tenure.storage.revisions import Settings, Target
+from tenure.storage.protocol import EVENTS_END, ActsQuery, RenewRequest, Settings, Target, WorkerInfo
 from tests.console.conftest import EVERY_STORAGE, HOLDER, Shop, served
 from tests.console.site import Reply, get, path_to
 

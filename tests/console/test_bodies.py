@@ -14,7 +14,7 @@ from tenure.console.bodies import CALL_BODY, JobBody, QueuePatch
 from tenure.console.problems import ProblemError
 from tenure.console.routes import SMALL_BODY
 from tenure.console.unsafe import body_of
-from tenure.storage.queries import ActsQuery
+from tenure.storage.protocol import ActsQuery
 from tests.console.conftest import Shop, served
 from tests.console.site import Headers, Reply, act_headers, call, get, path_to
 

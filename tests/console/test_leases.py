@@ -5,7 +5,7 @@ import pytest
 from tenure.console.users import User
 from tenure.ops.leases import leases_view
 from tenure.options import Timing
-from tenure.storage.requests import ClaimRequest
+from tenure.storage.protocol import ClaimRequest
 from tests.console.conftest import EVERY_STORAGE, HOLDER, Shop, served
 from tests.console.site import get, path_to
 

@@ -15,7 +15,7 @@ from tenure.console.requests import ConsoleRequest
 from tenure.console.users import User
 from tenure.core.internal import OPS_QUEUE
 from tenure.core.job import Ref
-from tenure.storage.revisions import CancelJob
+from tenure.storage.protocol import CancelJob
 from tests.console.conftest import EVERY_STORAGE, Shop, served
 from tests.console.site import Headers, path_to
 

@@ -18,8 +18,7 @@ from tenure.ops.access import StorageAccess
 from tenure.ops.bulk import BulkOperation, OperationView, find_operation, operation_view
 from tenure.ops.bulk_run import bulk_worker, operation_job
 from tenure.ops.internal_tasks import internal_worker
-from tenure.storage.queries import ActsQuery
-from tenure.storage.requests import ClaimRequest, LeaseRenewal, RenewRequest
+from tenure.storage.protocol import ActsQuery, ClaimRequest, LeaseRenewal, RenewRequest
 
 DEAD = Owner("0123456789abcdef", "gone", "host", 1)
 FLEET = Owner("f" * 16, "down", "host", 2)

@@ -17,8 +17,7 @@ from tenure.core.lifecycle import State
 from tenure.ops import bulk
 from tenure.ops.bulk import BulkOperation
 from tenure.ops.bulk_run import operation_job
-from tenure.storage.queries import ActsQuery, Query
-from tenure.storage.revisions import CancelJob
+from tenure.storage.protocol import ActsQuery, CancelJob, Query
 from tests.console.conftest import EVERY_STORAGE, Shop, served
 from tests.console.site import Reply, call, get, path_to
 

@@ -18,7 +18,7 @@ from tenure.ops.audit import audited
 from tenure.ops.fault_hours import fault_hours_view
 from tenure.ops.job_list import PAGE, selected_jobs, selection
 from tenure.ops.queue_stats import queue_stats
-from tenure.storage.queries import Page, Query
+from tenure.storage.protocol import Page, Query
 from tests.console.conftest import EVERY_STORAGE, HOLDER, Shop
 from tests.console.site import call, path_to
 

@@ -7,8 +7,7 @@ from tenure.core.outcome import Returned
 from tenure.core.settlement import settlement
 from tenure.ops.slow_runs import MOST, TASKS, Slow
 from tenure.storage.memory.storage import MemoryStorage
-from tenure.storage.protocol import Storage
-from tenure.storage.requests import ClaimRequest
+from tenure.storage.protocol import ClaimRequest, Storage
 from tenure.testing import ManualClock
 from tests.storage.helpers import job, owner
 

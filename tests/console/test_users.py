@@ -16,8 +16,7 @@ from tenure.core.internal import OPS_QUEUE
 from tenure.core.job import Owner, RateKey
 from tenure.ops.access import StorageAccess
 from tenure.options import Timing
-from tenure.storage.requests import RenewRequest, WorkerInfo
-from tenure.storage.revisions import Settings, Target
+from tenure.storage.protocol import RenewRequest, Settings, Target, WorkerInfo
 from tenure.testing.clock import ManualClock
 from tests.console.conftest import HOLDER, Shop, served
 from tests.console.site import Headers, Reply, get, path_to

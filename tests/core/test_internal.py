@@ -17,7 +17,7 @@ from tenure.core.internal import (
 )
 from tenure.ops.names import known_names
 from tenure.ops.views import info_view
-from tenure.storage.queries import Survey
+from tenure.storage.protocol import Survey
 
 
 def test_a_listing_without_names_leaves_out_internal_queues() -> None:

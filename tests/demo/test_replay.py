@@ -8,7 +8,7 @@ from tenure.core.job import Owner
 from tenure.core.outcome import Returned
 from tenure.core.settlement import settlement
 from tenure.maintenance.lost_runs import settle_stalled
-from tenure.storage.requests import ClaimRequest
+from tenure.storage.protocol import ClaimRequest
 from tenure_testing.demo.event_follower import EventFollower
 from tenure_testing.demo.gather import replay
 from tests.records import detail_of

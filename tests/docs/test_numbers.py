@@ -12,8 +12,7 @@ from tenure import Timing
 from tenure.core.lifecycle import State
 from tenure.core.retention import EVENTS_KEPT, KEPT, KeepRule
 from tenure.maintenance.lost_runs import FREE_DEATHS
-from tenure.storage.protocol import Storage
-from tenure.storage.requests import LOG_LINES_KEPT, RUNS_KEPT
+from tenure.storage.protocol import LOG_LINES_KEPT, RUNS_KEPT, Storage
 from tenure.storage.sql.writer import CALL_TIMEOUT
 from tenure.supervisor.supervisor import KILL_AFTER_DRAIN, RECOVERY_TIMEOUT
 from tenure_testing.demo.__main__ import demo

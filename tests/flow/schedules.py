@@ -9,8 +9,7 @@ from tenure import Reaper, Tenure, Timing
 from tenure.client.schedules import ScheduleDecorator
 from tenure.core.duration import moment
 from tenure.core.job import JobRecord
-from tenure.storage.protocol import Storage
-from tenure.storage.queries import Query
+from tenure.storage.protocol import Query, Storage
 from tenure_testing.simulation.event_loop import EPOCH
 from tests.flow.conftest import FAST, Harness
 

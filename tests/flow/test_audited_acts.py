@@ -9,8 +9,7 @@ import pytest
 from tenure.errors import JobNotFoundError, StorageUnavailableError, UsageError
 from tenure.ops.audit import ActsView, acts_view, audited
 from tenure.storage.memory.storage import MemoryStorage
-from tenure.storage.protocol import Storage
-from tenure.storage.queries import ActsQuery
+from tenure.storage.protocol import ActsQuery, Storage
 from tenure.storage.sqlite.storage import SQLiteStorage
 
 

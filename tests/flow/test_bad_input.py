@@ -34,7 +34,7 @@ from tenure import (
 from tenure.core.job import NewJob
 from tenure.core.lifecycle import TERMINAL
 from tenure.storage.memory.storage import MemoryStorage
-from tenure.storage.requests import EnqueueResult
+from tenure.storage.protocol import EnqueueResult
 from tenure.storage.urls import locate
 from tests.flow.conftest import Harness, RunScenario
 

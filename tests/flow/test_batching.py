@@ -11,7 +11,7 @@ from tenure import Job, StorageError, StorageFullError, StorageUnavailableError,
 from tenure.client.batching import JOBS, LONG, EnqueueBatcher
 from tenure.core.job import JobRecord, NewJob, Ref
 from tenure.storage.memory.storage import MemoryStorage
-from tenure.storage.requests import EnqueueResult
+from tenure.storage.protocol import EnqueueResult
 from tenure_testing.simulation.event_loop import SimClock, SimLoop, simulate
 from tests.flow.conftest import Harness, RunScenario
 

@@ -31,9 +31,8 @@ from tenure.core.job import JobRecord, Owner
 from tenure.core.settlement import Settlement
 from tenure.options import TaskSettings
 from tenure.storage.memory.storage import MemoryStorage
-from tenure.storage.names import owner_topic
 from tenure.storage.notifications import Listener
-from tenure.storage.requests import ClaimRequest, ExchangeResult, RenewRequest, RenewResult
+from tenure.storage.protocol import ClaimRequest, ExchangeResult, RenewRequest, RenewResult, owner_topic
 from tenure_testing.simulation.event_loop import SimClock, SimLoop, simulate
 from tests.flow.conftest import FAST, Harness, RunScenario
 from tests.records import record_of

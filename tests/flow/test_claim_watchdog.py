@@ -13,8 +13,7 @@ from tenure.core.events import WorkerHung
 from tenure.core.job import Owner
 from tenure.errors import StorageUnavailableError
 from tenure.storage.memory.storage import MemoryStorage
-from tenure.storage.requests import ClaimRequest, ExchangeResult, RenewRequest, RenewResult
-from tenure.storage.revisions import Settings, Target
+from tenure.storage.protocol import ClaimRequest, ExchangeResult, RenewRequest, RenewResult, Settings, Target
 from tenure.supervisor.child import KillReason
 from tenure.supervisor.monitor import (
     CHECK_INTERVAL,

@@ -30,8 +30,7 @@ from tenure.core.job import Owner, Ref
 from tenure.core.postmortem import Ending, first_line
 from tenure.maintenance.lost_runs import CrashEvidence, settle_stalled
 from tenure.storage.memory.storage import MemoryStorage
-from tenure.storage.protocol import Storage
-from tenure.storage.queries import Query
+from tenure.storage.protocol import Query, Storage
 from tenure_testing.simulation.event_loop import SimClock, SimLoop, simulate
 from tests.flow.conftest import FAST, Harness, RunScenario
 

@@ -12,8 +12,7 @@ from tenure.core.leadership import Term
 from tenure.core.lifecycle import State
 from tenure.core.schedule import Schedule
 from tenure.ops.diagnosis import DiagnosisInput, TaskFacts, diagnose
-from tenure.storage.queries import Finding, QueueSurvey, Survey, UnknownTask, WorkerSurvey
-from tenure.storage.revisions import Settings
+from tenure.storage.protocol import Finding, QueueSurvey, Settings, Survey, UnknownTask, WorkerSurvey
 
 NOW = 1_800_000_000 * SECOND
 HOUR = 3600 * SECOND

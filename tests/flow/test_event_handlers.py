@@ -31,7 +31,7 @@ from tenure.core.internal import OPS_QUEUE
 from tenure.core.job import Ref
 from tenure.core.lifecycle import State
 from tenure.storage.memory.storage import MemoryStorage
-from tenure.storage.queries import EventPage, EventReader
+from tenure.storage.protocol import EventPage, EventReader
 from tenure_testing.simulation.event_loop import SimClock, SimLoop, simulate
 from tests.flow.conftest import FAST, Harness, RunScenario
 

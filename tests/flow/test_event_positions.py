@@ -11,9 +11,7 @@ from tenure.core.job import Owner, Ref
 from tenure.errors import StorageUnavailableError
 from tenure.events.bus import EventBus, Handlers
 from tenure.storage.memory.storage import MemoryStorage
-from tenure.storage.protocol import Storage
-from tenure.storage.queries import EventPage, EventReader
-from tenure.storage.requests import RenewRequest
+from tenure.storage.protocol import EventPage, EventReader, RenewRequest, Storage
 
 OWNER = Owner("a" * 16, "a", "h", 1)
 

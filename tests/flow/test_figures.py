@@ -8,7 +8,7 @@ from tenure.core.events import name_of
 from tenure.core.figures import Figures, FiguresDelta, FiguresQuery
 from tenure.errors import StorageError, StorageUnavailableError
 from tenure.storage.memory.storage import MemoryStorage
-from tenure.storage.requests import RenewRequest, RenewResult
+from tenure.storage.protocol import RenewRequest, RenewResult
 from tests.flow.conftest import FAST, Harness, RunScenario
 
 

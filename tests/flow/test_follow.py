@@ -17,8 +17,7 @@ from tenure.errors import StorageError
 from tenure.events.follow import follow
 from tenure.storage.memory.storage import MemoryStorage
 from tenure.storage.notifications import Listener
-from tenure.storage.queries import EVENTS_END, EventPage, EventReader
-from tenure.storage.requests import SweepRequest
+from tenure.storage.protocol import EVENTS_END, EventPage, EventReader, SweepRequest
 from tenure.storage.sqlite.storage import SQLiteStorage
 from tenure_testing.simulation.event_loop import SimClock, SimLoop, simulate
 from tests.flow.conftest import Harness, RunScenario

@@ -23,8 +23,7 @@ from tenure.health.monitor import EVERY, LIMIT
 from tenure.health.process_health import ProcessHealth, blocked
 from tenure.ops.views import info_view
 from tenure.storage.memory.storage import MemoryStorage
-from tenure.storage.queries import Survey
-from tenure.storage.requests import RenewRequest, WorkerInfo
+from tenure.storage.protocol import RenewRequest, Survey, WorkerInfo
 from tenure.worker.loop import POLL
 from tests.exposition import Family, read
 from tests.flow.conftest import Harness, RunScenario

@@ -22,7 +22,7 @@ from tenure.core.job import Owner
 from tenure.core.settlement import Settlement
 from tenure.handlers.context import ProgressReports
 from tenure.storage.memory.storage import MemoryStorage
-from tenure.storage.requests import ClaimRequest, ExchangeResult, RenewRequest, RenewResult
+from tenure.storage.protocol import ClaimRequest, ExchangeResult, RenewRequest, RenewResult
 from tenure_testing.simulation.event_loop import SimClock, SimLoop, simulate
 from tests.flow.conftest import FAST, Harness, RunScenario
 

@@ -11,7 +11,7 @@ from tenure import JobFailedError, PayloadTooLargeError, Retry, Snooze, UsageErr
 from tenure.core.job import Owner
 from tenure.core.outcome import Interrupted
 from tenure.core.settlement import settlement
-from tenure.storage.requests import ClaimRequest, LeaseRenewal, RenewRequest
+from tenure.storage.protocol import ClaimRequest, LeaseRenewal, RenewRequest
 from tests.flow.conftest import FAST, Harness, RunScenario
 
 OTHER = Owner("00000000000000cc", "other", "here", 3)

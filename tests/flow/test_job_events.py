@@ -24,7 +24,7 @@ from tenure import (
     UsageError,
     current_job,
 )
-from tenure.storage.revisions import DeleteJob
+from tenure.storage.protocol import DeleteJob
 from tests.flow.conftest import FAST, Harness, RunScenario
 
 

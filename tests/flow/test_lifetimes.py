@@ -30,7 +30,7 @@ from tenure.core.job import JobDetail, NewJob, Ref
 from tenure.options import TaskSettings
 from tenure.storage.memory.storage import MemoryStorage
 from tenure.storage.notifications import Listener
-from tenure.storage.requests import EnqueueResult
+from tenure.storage.protocol import EnqueueResult
 from tenure_testing.simulation.event_loop import SimClock, SimLoop, simulate
 from tests.flow.conftest import FAST, Harness, RunScenario
 from tests.records import record_of

@@ -18,7 +18,7 @@ from tenure.health.process_health import ProcessHealth
 from tenure.metrics import METRICS, MetricsRegistry
 from tenure.options import Timing
 from tenure.outbox.outbox import OutboxState
-from tenure.storage.queries import QueueSurvey, Survey, WorkerSurvey
+from tenure.storage.protocol import QueueSurvey, Survey, WorkerSurvey
 from tests.exposition import read
 from tests.system.plain_yaml import documents
 

@@ -8,9 +8,7 @@ from tenure import State, Tenure, Timing, UsageError
 from tenure.core.events import WorkerStopped, WorkerStopping
 from tenure.core.job import Owner
 from tenure.storage.memory.storage import MemoryStorage
-from tenure.storage.queries import WorkerSurvey
-from tenure.storage.requests import RenewRequest, RenewResult
-from tenure.storage.revisions import Settings, Target
+from tenure.storage.protocol import RenewRequest, RenewResult, Settings, Target, WorkerSurvey
 from tests.flow.conftest import FAST, Harness, RunScenario
 
 

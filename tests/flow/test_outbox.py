@@ -12,15 +12,18 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec import structs
 
 from tenure import JobNotFoundError, ResultTimeoutError, Tenure, Throttle, ThrottledError, UsageError
-from tenure.core.job import NewJob
+from tenure.core.job import NewJob, Ref
 from tenure.core.move import MoveMark
+from tenure.core.waiting import Dependent, Links
+from tenure.errors import FlowError
 from tenure.maintenance.relay import Relay
 from tenure.ops.diagnosis import outbox_findings
 from tenure.outbox.outbox import LIMIT, Outbox
 from tenure.storage.connections import run_now
-from tenure.storage.revisions import Settings, Target
+from tenure.storage.protocol import Settings, Target
 from tests.exposition import Family, read
 from tests.flow.test_transactions import SYNC, ids, marked
 from tests.flow.transactions import KINDS, Begin, Transaction, autocommitting
@@ -408,3 +411,19 @@ def test_an_address_that_names_no_database_is_refused() -> None:
         Tenure("memory://", outbox="redis://localhost")
     with pytest.raises(UsageError, match="no outbox"):
         Relay(Tenure("memory://").runtime())
+
+
+@pytest.mark.parametrize("kind", marked(["sqlite3"]), indirect=True)
+async def test_a_call_with_links_is_refused_before_the_commit(kind: str, outbox_url: str, tmp_path: Path) -> None:
+    app = Tenure(f"sqlite:///{tmp_path}/queue.db", outbox=outbox_url)
+
+    @app.task
+    async def charge(order: str) -> None: ...
+
+    async with app, KINDS[kind][1](outbox_url) as begin, begin() as transaction:
+        call = charge.call("1")
+        call.job = structs.replace(call.job, links=Links(dependents=(Dependent(Ref("default", "b"), "a", "end"),)))
+        with pytest.raises(FlowError, match="does not keep flows"):
+            await app.enqueue_many([call], tx=transaction.tx)
+        await transaction.commit()
+        assert await box(app).queues() == []

@@ -12,7 +12,7 @@ from tenure import JobCompleted, Retry, RetryLater, Stall, StorageUnavailableErr
 from tenure.core.job import Owner
 from tenure.core.settlement import Settlement
 from tenure.storage.memory.storage import MemoryStorage
-from tenure.storage.requests import ClaimRequest, ExchangeResult
+from tenure.storage.protocol import ClaimRequest, ExchangeResult
 from tenure.worker.active_runs import RunKey
 from tenure.worker.executor import starter
 from tenure.worker.loop import UNSETTLED_LIMIT

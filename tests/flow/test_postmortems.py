@@ -16,8 +16,7 @@ from tenure.core.postmortem import Ending, Workplace
 from tenure.core.settlement import Settlement
 from tenure.maintenance.lost_runs import FREE_DEATHS, CrashEvidence, settle_stalled
 from tenure.storage.memory.storage import MemoryStorage
-from tenure.storage.queries import Survey
-from tenure.storage.requests import (
+from tenure.storage.protocol import (
     ClaimRequest,
     ExchangeResult,
     LeaseRenewal,
@@ -25,6 +24,7 @@ from tenure.storage.requests import (
     ReclaimResult,
     RenewRequest,
     StalledLease,
+    Survey,
     SweepRequest,
     WorkerInfo,
 )

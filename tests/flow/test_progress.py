@@ -7,7 +7,7 @@ import pytest
 
 from tenure import Retry, StorageUnavailableError, Tenure, current_job
 from tenure.storage.memory.storage import MemoryStorage
-from tenure.storage.requests import LeaseRenewal, RenewRequest, RenewResult
+from tenure.storage.protocol import LeaseRenewal, RenewRequest, RenewResult
 from tenure_testing.simulation.event_loop import SameLoop, SimClock, SimLoop, simulate
 from tests.flow.conftest import Harness, RunScenario
 

@@ -22,7 +22,7 @@ from tenure import (
 )
 from tenure.client.codec import JsonCodec
 from tenure.storage.memory.storage import MemoryStorage
-from tenure.storage.requests import SweepRequest, SweepResult
+from tenure.storage.protocol import SweepRequest, SweepResult
 from tenure_testing.simulation.event_loop import SimClock, SimLoop, simulate
 from tests.flow.conftest import FAST, Harness, RunScenario
 

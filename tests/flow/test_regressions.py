@@ -41,8 +41,15 @@ from tenure.core.settlement import Settlement
 from tenure.options import TaskSettings
 from tenure.storage.memory.storage import MemoryStorage
 from tenure.storage.notifications import Listener
-from tenure.storage.requests import ClaimRequest, ExchangeResult, RenewRequest, RenewResult, SweepRequest, SweepResult
-from tenure.storage.revisions import DeleteJob
+from tenure.storage.protocol import (
+    ClaimRequest,
+    DeleteJob,
+    ExchangeResult,
+    RenewRequest,
+    RenewResult,
+    SweepRequest,
+    SweepResult,
+)
 from tenure_testing.simulation.event_loop import SimClock, SimLoop, simulate
 from tests.flow.conftest import FAST, Harness, RunScenario
 from tests.records import record_of

@@ -31,7 +31,7 @@ from tenure import (
 from tenure.core.job import NewJob, Owner
 from tenure.core.settlement import Settlement
 from tenure.storage.memory.storage import MemoryStorage
-from tenure.storage.requests import ClaimRequest, EnqueueResult, ExchangeResult
+from tenure.storage.protocol import ClaimRequest, EnqueueResult, ExchangeResult
 from tenure_testing.simulation.event_loop import SimClock, SimLoop, simulate
 from tests.flow.conftest import Harness, RunScenario
 

@@ -19,7 +19,7 @@ from tenure import (
 )
 from tenure.core.backlog import Backlog, Thresholds
 from tenure.health.assessment import Health, judged
-from tenure.storage.queries import Query, Survey
+from tenure.storage.protocol import Query, Survey
 from tests.flow.conftest import FAST, Harness, RunScenario
 
 pytestmark = pytest.mark.thorough

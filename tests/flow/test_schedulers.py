@@ -21,8 +21,16 @@ from tenure.background_loop import SameLoop
 from tenure.clock import SECOND
 from tenure.core.job import NewJob
 from tenure.storage.memory.storage import MemoryStorage
-from tenure.storage.requests import DUE_LIMIT, SweepRequest, SweepResult
-from tenure.storage.revisions import Change, DeleteJob, PutSchedule, ScheduleResult, Tick
+from tenure.storage.protocol import (
+    DUE_LIMIT,
+    Change,
+    DeleteJob,
+    PutSchedule,
+    ScheduleResult,
+    SweepRequest,
+    SweepResult,
+    Tick,
+)
 from tenure_testing.simulation.event_loop import EPOCH, Node, SimClock, SimLoop, simulate
 from tests.flow.conftest import FAST, Harness, RunScenario
 from tests.flow.schedules import after, jobs_of, scheduled, sweeping, ticks_of

@@ -11,7 +11,7 @@ from tenure import Tenure
 from tenure.client.schedules import put_back
 from tenure.errors import StorageError
 from tenure.storage.memory.storage import MemoryStorage
-from tenure.storage.revisions import Change, ScheduleResult
+from tenure.storage.protocol import Change, ScheduleResult
 
 
 class RefusingStorage(MemoryStorage):

@@ -23,10 +23,11 @@ from tenure.core.job import Owner, Ref
 from tenure.core.leadership import Term
 from tenure.core.settlement import Settlement
 from tenure.storage.memory.storage import MemoryStorage
-from tenure.storage.queries import EventPage, EventReader
-from tenure.storage.requests import (
+from tenure.storage.protocol import (
     PROMOTE_LIMIT,
     ClaimRequest,
+    EventPage,
+    EventReader,
     ExchangeResult,
     RenewRequest,
     RenewResult,

@@ -29,7 +29,7 @@ from tenure import (
 from tenure.core.job import Owner
 from tenure.core.settlement import Settlement
 from tenure.storage.memory.storage import MemoryStorage
-from tenure.storage.requests import ClaimRequest, ExchangeResult, RenewRequest, RenewResult, SweepRequest, SweepResult
+from tenure.storage.protocol import ClaimRequest, ExchangeResult, RenewRequest, RenewResult, SweepRequest, SweepResult
 from tenure_testing.simulation.event_loop import SimClock, SimLoop, simulate
 from tests.flow.conftest import FAST, Harness, RunScenario
 

@@ -4,7 +4,7 @@ import asyncio
 
 from tenure import State, StorageUnavailableError
 from tenure.storage.memory.storage import MemoryStorage
-from tenure.storage.requests import RenewRequest, RenewResult
+from tenure.storage.protocol import RenewRequest, RenewResult
 from tests.flow.conftest import FAST, Harness, RunScenario
 
 

@@ -26,8 +26,7 @@ from tenure.core.job import Owner
 from tenure.ops.move import Move
 from tenure.storage.connections import run_now
 from tenure.storage.postgres import call_format
-from tenure.storage.queries import Query
-from tenure.storage.requests import ClaimRequest
+from tenure.storage.protocol import ClaimRequest, Query
 from tests.flow.transactions import KINDS, Begin, Transaction, autocommitting
 
 pytestmark = pytest.mark.thorough

@@ -26,8 +26,7 @@ from tenure.core.move import MoveMark
 from tenure.core.retry import Backoff
 from tenure.core.waiting import Links, Need, Wait
 from tenure.ops.why import Cause, Reason, WhyInput, explain
-from tenure.storage.queries import QueueSurvey, StartLimit, Survey, WorkerSurvey
-from tenure.storage.revisions import Settings
+from tenure.storage.protocol import QueueSurvey, Settings, StartLimit, Survey, WorkerSurvey
 
 NOW = 1_800_000_000 * SECOND
 MINUTE = 60 * SECOND

@@ -52,8 +52,6 @@ def test_there_are_twenty_mutants_with_different_descriptions() -> None:
         ("collect_drops_the_last", "I13"),
         ("rate_taken_by_an_empty_poll", "I6"),
         ("fair_by_the_clock", "I14"),
-        ("hands_out_once", "F4"),
-        ("met_unsealed", "F10"),
     ],
 )
 def test_a_mutant_is_caught_in_a_world_that_holds_without_it(name: str, invariant: str) -> None:

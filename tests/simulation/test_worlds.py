@@ -144,12 +144,3 @@ def test_a_world_is_the_same_each_time() -> None:
 
         assert first == second
         assert len(first) > 1_000
-
-
-@pytest.mark.slow
-def test_the_flows_suspend_runs_awaken_jobs_and_resume_dependents() -> None:
-    flows = [World(seed, SCENARIOS["flows"], name="flows").run().environment.accounts.flows for seed in range(OFTEN)]
-
-    assert sum(each.suspended for each in flows) > OFTEN
-    assert sum(each.woken for each in flows) > 10 * OFTEN
-    assert sum(each.resumed for each in flows) > 0

@@ -14,10 +14,19 @@ from tenure.core.lifecycle import TERMINAL, State
 from tenure.core.outcome import Interrupted, Outcome, Raised, Rejected, Returned, Snoozed, Stalled
 from tenure.core.retry import Backoff
 from tenure.core.settlement import settlement
-from tenure.storage.protocol import Storage
-from tenure.storage.queries import Query
-from tenure.storage.requests import ClaimRequest, LeaseRenewal, RenewRequest, StalledLease, SweepRequest
-from tenure.storage.revisions import CancelJob, RescheduleJob, Settings, Target
+from tenure.storage.protocol import (
+    CancelJob,
+    ClaimRequest,
+    LeaseRenewal,
+    Query,
+    RenewRequest,
+    RescheduleJob,
+    Settings,
+    StalledLease,
+    Storage,
+    SweepRequest,
+    Target,
+)
 from tests.storage.helpers import job, owner
 
 THREADS = 8

@@ -49,23 +49,30 @@ from tenure.core.retry import Backoff
 from tenure.core.schedule import Schedule
 from tenure.core.settlement import settlement
 from tenure.storage.memory.model import Model
-from tenure.storage.protocol import Storage
-from tenure.storage.queries import EVENTS_END, EventReader, Query
-from tenure.storage.requests import ClaimRequest, LeaseRenewal, NewLogLine, RenewRequest, SweepRequest, WorkerInfo
-from tenure.storage.revisions import (
+from tenure.storage.protocol import (
+    EVENTS_END,
     CancelJob,
     Change,
+    ClaimRequest,
     DeleteJob,
+    EventReader,
+    LeaseRenewal,
+    NewLogLine,
     PauseSchedule,
     PutSchedule,
+    Query,
     RedriveJob,
     RemoveSchedule,
+    RenewRequest,
     RescheduleJob,
     RetainJob,
     Revision,
     Settings,
+    Storage,
+    SweepRequest,
     Target,
     Tick,
+    WorkerInfo,
 )
 from tenure.testing import ManualClock
 from tests.storage.helpers import job, owner

@@ -13,8 +13,7 @@ from tenure.core.lease import Lease
 from tenure.core.outcome import Returned
 from tenure.core.settlement import settlement
 from tenure.storage.memory.storage import MemoryStorage
-from tenure.storage.protocol import Storage
-from tenure.storage.requests import ClaimRequest
+from tenure.storage.protocol import ClaimRequest, Storage
 from tenure.storage.sqlite.storage import SQLiteStorage
 from tenure.testing import ManualClock
 from tests.storage.helpers import job, owner

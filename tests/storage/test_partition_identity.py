@@ -18,11 +18,9 @@ from tenure.errors import SchemaMismatchError, StorageUnavailableError
 from tenure.health.assessment import alarms_of
 from tenure.storage.postgres import address as postgres
 from tenure.storage.postgres.storage import PostgresStorage
-from tenure.storage.protocol import Storage
-from tenure.storage.queries import Query, Survey, WorkerSurvey
+from tenure.storage.protocol import Query, RenewRequest, Storage, Survey, WorkerInfo, WorkerSurvey
 from tenure.storage.redis.address import read
 from tenure.storage.redis.storage import RedisStorage
-from tenure.storage.requests import RenewRequest, WorkerInfo
 from tenure.storage.sqlite import SQLiteStorage
 from tenure.testing.clock import ManualClock
 from tenure.worker.partitions import PartitionWatch

@@ -10,8 +10,7 @@ from tenure.storage.postgres.address import read
 from tenure.storage.postgres.connection import Session
 from tenure.storage.postgres.days import AHEAD, DAY, Days
 from tenure.storage.postgres.storage import PostgresStorage
-from tenure.storage.queries import Query
-from tenure.storage.revisions import RedriveJob, Settings, Target
+from tenure.storage.protocol import Query, RedriveJob, Settings, Target
 from tenure.testing import ManualClock
 from tenure_testing.conformance.helpers import ALICE, ONCE, QUEUE, RAISED, bid, new_job, settle, start, sweep_all
 

@@ -18,9 +18,7 @@ from tenure.errors import StorageUnavailableError
 from tenure.storage.postgres.address import read
 from tenure.storage.postgres.connection import IDLE
 from tenure.storage.postgres.storage import PostgresStorage
-from tenure.storage.queries import Query
-from tenure.storage.requests import ClaimRequest, ExchangeResult
-from tenure.storage.revisions import Settings, Target
+from tenure.storage.protocol import ClaimRequest, ExchangeResult, Query, Settings, Target
 from tenure.storage.sql import exchange
 from tenure.storage.sql.transaction import Transaction
 from tenure_testing.conformance.helpers import ALICE, BOB, QUEUE, new_job, new_jobs, settled

@@ -13,9 +13,19 @@ from tenure.errors import StorageError
 from tenure.storage.postgres import grants, health
 from tenure.storage.postgres.address import read
 from tenure.storage.postgres.storage import PostgresStorage
-from tenure.storage.queries import EventReader, Finding, Query
-from tenure.storage.requests import ClaimRequest, LeaseRenewal, NewLogLine, RenewRequest, SweepRequest, WorkerInfo
-from tenure.storage.revisions import Settings, Target
+from tenure.storage.protocol import (
+    ClaimRequest,
+    EventReader,
+    Finding,
+    LeaseRenewal,
+    NewLogLine,
+    Query,
+    RenewRequest,
+    Settings,
+    SweepRequest,
+    Target,
+    WorkerInfo,
+)
 from tenure_testing.conformance.helpers import ALICE, BOB, QUEUE, new_job, new_jobs, settled
 from tests.postgres_servers import PostgresServer
 from tests.servers import until

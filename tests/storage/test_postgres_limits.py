@@ -13,8 +13,7 @@ from tenure.core.lifecycle import State
 from tenure.errors import StorageFullError, StorageUnavailableError
 from tenure.storage.postgres.address import read
 from tenure.storage.postgres.storage import PostgresStorage
-from tenure.storage.queries import Query
-from tenure.storage.requests import ClaimRequest
+from tenure.storage.protocol import ClaimRequest, Query
 from tenure_testing.chaos.storage import fill, mount, unmount
 from tenure_testing.conformance.helpers import ALICE, QUEUE, new_job, new_jobs, settled
 from tenure_testing.postgres_programs import give_to_server

@@ -7,9 +7,9 @@ from urllib.parse import quote
 
 import pytest
 
-from tenure.storage.names import queue_topic
 from tenure.storage.postgres.address import read
 from tenure.storage.postgres.storage import PostgresStorage
+from tenure.storage.protocol import queue_topic
 from tenure_testing.conformance.helpers import QUEUE, new_job
 from tests.postgres_servers import PgBouncer, PostgresServer
 

@@ -12,8 +12,7 @@ from tenure.core.lease import Lease
 from tenure.core.lifecycle import State
 from tenure.storage.postgres.address import read
 from tenure.storage.postgres.storage import PostgresStorage
-from tenure.storage.queries import Query
-from tenure.storage.requests import ClaimRequest
+from tenure.storage.protocol import ClaimRequest, Query
 from tenure.storage.sql.reading import SORTED_MOST
 from tenure_testing.conformance.helpers import settled, sweep_all
 from tests.storage.helpers import job, owner

@@ -8,7 +8,7 @@ from tenure.storage.postgres.address import read
 from tenure.storage.postgres.connection import PREPARE_AFTER, Session
 from tenure.storage.postgres.statements import NAMED
 from tenure.storage.postgres.storage import PostgresStorage
-from tenure.storage.requests import ClaimRequest
+from tenure.storage.protocol import ClaimRequest
 from tests.storage.helpers import job, owner
 
 pytestmark = pytest.mark.postgres

@@ -8,17 +8,12 @@ import psycopg
 import pytest
 
 from tenure.core.job import Key, NewJob, ThrottleKey, UniqueKey
-from tenure.core.outcome import Suspended
-from tenure.core.waiting import Dependent, Need, Wait, WaitToken
 from tenure.errors import SchemaMismatchError, UsageError
 from tenure.storage.postgres.address import read
 from tenure.storage.postgres.migration_files import SCHEMA
 from tenure.storage.postgres.storage import PostgresStorage
-from tenure.storage.requests import LeaseRenewal, NewLogLine, RenewRequest
-from tenure.storage.revisions import Revision
-from tenure.storage.waiting import DeliverToken, SealBox, Subscribe
-from tenure_testing.conformance.helpers import ALICE, new_job, settle, start
-from tenure_testing.conformance.waiting import linked, ref_of
+from tenure.storage.protocol import LeaseRenewal, NewLogLine, RenewRequest
+from tenure_testing.conformance.helpers import ALICE, new_job, start
 
 pytestmark = pytest.mark.postgres
 
@@ -101,10 +96,6 @@ async def test_without_automatic_migration_a_new_schema_is_refused(postgres_url:
         (new_job(merge=UniqueKey("a\0b")), "merge"),
         (new_job(throttle=ThrottleKey("a\0b", 1, 1)), "throttle"),
         (new_job(fair_key="a\0b"), "fair_key"),
-        (linked("b", after=["a\0b"]), "box"),
-        (linked("b", after=[Need(box="x", step="a\0b")]), "step"),
-        (linked("b", to=["a\0b"]), "dependent"),
-        (linked("b", after=["a"], flow="a\0b"), "flow"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -112,32 +103,6 @@ async def test_a_name_with_nul_is_refused(empty_schema: str, job: NewJob, field:
     storage = PostgresStorage(read(empty_schema))
     with pytest.raises(UsageError, match=f"{field} = .*contains NUL"):
         await storage.enqueue([job])
-    await storage.close()
-
-
-@pytest.mark.parametrize(
-    ("revision", "field"),
-    [
-        (DeliverToken(ref_of("b"), WaitToken("x", "a\0b")), "key"),
-        (SealBox(ref_of("b"), "a\0b", 1), "box"),
-        (Subscribe(ref_of("b"), Dependent(ref_of("c"), "x", "a\0b")), "key"),
-    ],
-    ids=["token", "seal", "subscribe"],
-)
-async def test_a_token_with_nul_is_refused(empty_schema: str, revision: Revision, field: str) -> None:
-    storage = PostgresStorage(read(empty_schema))
-    with pytest.raises(UsageError, match=f"{field} = .*contains NUL"):
-        await storage.revise([revision])
-    await storage.close()
-
-
-async def test_a_wait_with_nul_is_refused_and_the_run_goes_on(empty_schema: str) -> None:
-    storage = PostgresStorage(read(empty_schema))
-    lease = await start(storage, new_job("a"))
-    with pytest.raises(UsageError, match=r"step = .*contains NUL"):
-        await settle(storage, ALICE, lease, Suspended(Wait((Need(box="x", step="a\0b"),))))
-
-    assert await settle(storage, ALICE, lease) == "done"
     await storage.close()
 
 

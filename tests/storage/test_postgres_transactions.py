@@ -27,7 +27,7 @@ from tenure.storage.postgres.address import read
 from tenure.storage.postgres.connection import IDLE
 from tenure.storage.postgres.job_transaction import PostgresJobTransaction
 from tenure.storage.postgres.storage import PostgresStorage
-from tenure.storage.requests import ClaimRequest, RenewRequest
+from tenure.storage.protocol import ClaimRequest, RenewRequest
 from tenure_testing.conformance.helpers import ALICE, BOB, QUEUE, new_job
 from tenure_testing.proxy import Proxy
 from tests.records import record_of

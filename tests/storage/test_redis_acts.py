@@ -5,7 +5,7 @@ import pytest
 from tenure.core.audit import OperatorAct
 from tenure.core.job import NewJob
 from tenure.errors import StorageFullError
-from tenure.storage.queries import ActsQuery
+from tenure.storage.protocol import ActsQuery
 from tenure.storage.redis.address import read
 from tenure.storage.redis.storage import RedisStorage
 from tests.servers import RedisServer

@@ -5,12 +5,12 @@ import hashlib
 import pytest
 
 from tenure.storage.memory import model, schedules
+from tenure.storage.protocol import CHORE_LIMITS
 from tenure.storage.redis import partition
 from tenure.storage.redis.address import read
 from tenure.storage.redis.script_constants import definition
 from tenure.storage.redis.script_library import Script, verb
 from tenure.storage.redis.storage import RedisStorage
-from tenure.storage.requests import CHORE_LIMITS
 from tests.storage.model_comparison import LIMITS, STEPS, ModelComparison, check_trimming_by_age_and_count
 
 pytestmark = pytest.mark.redis

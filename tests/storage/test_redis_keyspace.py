@@ -11,11 +11,19 @@ from tenure.core.lane import Lane
 from tenure.core.lifecycle import State
 from tenure.core.outcome import Returned
 from tenure.core.settlement import settlement
-from tenure.storage.queries import Query
+from tenure.storage.protocol import (
+    WORKER_KEPT,
+    ClaimRequest,
+    DeleteJob,
+    Query,
+    RemoveSchedule,
+    RenewRequest,
+    Settings,
+    SweepRequest,
+    Target,
+)
 from tenure.storage.redis.address import read
 from tenure.storage.redis.storage import RedisStorage
-from tenure.storage.requests import WORKER_KEPT, ClaimRequest, RenewRequest, SweepRequest
-from tenure.storage.revisions import DeleteJob, RemoveSchedule, Settings, Target
 from tests.servers import client_of, command
 from tests.storage.model_comparison import QUEUES, STEPS, TASKS, ModelComparison
 

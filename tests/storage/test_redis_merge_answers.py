@@ -10,7 +10,7 @@ from tenure.core.job import JobRecord, Owner, RateKey
 from tenure.core.leadership import Term
 from tenure.core.lifecycle import State
 from tenure.storage.cursors import LARGEST
-from tenure.storage.queries import EVENTS_END, EventPage, Page, QueueSurvey, Survey, WorkerSurvey
+from tenure.storage.protocol import EVENTS_END, EventPage, Page, QueueSurvey, Settings, Survey, WorkerSurvey
 from tenure.storage.redis.merge_answers import (
     UNREAD,
     cursor_of,
@@ -20,7 +20,6 @@ from tenure.storage.redis.merge_answers import (
     merge_surveys,
     places_of,
 )
-from tenure.storage.revisions import Settings
 
 # ── cursors ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 

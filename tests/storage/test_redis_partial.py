@@ -16,11 +16,11 @@ from tenure.core.lifecycle import State
 from tenure.errors import NotDurableError, StorageUnavailableError
 from tenure.metrics import MetricsRegistry
 from tenure.processes.process import ProcessExit
+from tenure.storage.protocol import ClaimRequest, LeaseRenewal, NewLogLine, RenewRequest, RenewResult, WorkerInfo
 from tenure.storage.redis import connections
 from tenure.storage.redis.address import read
 from tenure.storage.redis.routes import slot
 from tenure.storage.redis.storage import RedisStorage
-from tenure.storage.requests import ClaimRequest, LeaseRenewal, NewLogLine, RenewRequest, RenewResult, WorkerInfo
 from tenure.supervisor.recovery import CrashRecovery, DeadWorker
 from tenure_testing.conformance.helpers import (
     ALICE,

@@ -8,10 +8,9 @@ import pytest
 from tenure.core.events import AnyEvent, EventsTrimmed, JobDeleted
 from tenure.core.job import JobRecord, Ref
 from tenure.core.lifecycle import State
-from tenure.storage.queries import EVENTS_END, EventReader, Query
+from tenure.storage.protocol import EVENTS_END, DeleteJob, EventReader, Query
 from tenure.storage.redis.address import read
 from tenure.storage.redis.storage import RedisStorage
-from tenure.storage.revisions import DeleteJob
 from tenure.testing import ManualClock
 from tests.storage.helpers import job
 

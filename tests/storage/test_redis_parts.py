@@ -13,11 +13,7 @@ from tenure.core.lease import Lease
 from tenure.core.lifecycle import State
 from tenure.core.outcome import Interrupted, Raised, Returned
 from tenure.errors import StorageUnavailableError
-from tenure.storage.redis.address import read
-from tenure.storage.redis.connections import Connections
-from tenure.storage.redis.partition import Partition
-from tenure.storage.redis.script_library import Script
-from tenure.storage.requests import (
+from tenure.storage.protocol import (
     CLAIM_LIMIT,
     RENEW_LIMIT,
     SCAN_LIMIT,
@@ -31,6 +27,10 @@ from tenure.storage.requests import (
     SweepRequest,
     WorkerInfo,
 )
+from tenure.storage.redis.address import read
+from tenure.storage.redis.connections import Connections
+from tenure.storage.redis.partition import Partition
+from tenure.storage.redis.script_library import Script
 from tenure.testing import ManualClock
 from tenure_testing.conformance.helpers import ALICE, QUEUE, REAPER, new_job, new_jobs, settled
 from tests.servers import client_of, command

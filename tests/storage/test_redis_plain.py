@@ -13,10 +13,9 @@ from tenure.core.job import Key, NewJob, Policy, RateKey, Ref
 from tenure.core.lease import Lease
 from tenure.core.outcome import Interrupted, Outcome, Raised, Returned, Snoozed
 from tenure.core.settlement import Settlement, settlement
+from tenure.storage.protocol import CancelJob, ClaimRequest, LeaseRenewal, RedriveJob, RenewRequest, Settings, Target
 from tenure.storage.redis.address import read
 from tenure.storage.redis.storage import RedisStorage
-from tenure.storage.requests import ClaimRequest, LeaseRenewal, RenewRequest
-from tenure.storage.revisions import CancelJob, RedriveJob, Settings, Target
 from tenure.testing import ManualClock
 from tenure_testing.conformance.helpers import ALICE, BOB, ERROR, REAPER, bid, new_job, stalled
 from tests.redis_consistency import PartitionContents, inconsistencies

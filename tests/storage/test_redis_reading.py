@@ -14,11 +14,20 @@ from tenure.core.lifecycle import State
 from tenure.core.outcome import Raised, Returned
 from tenure.core.settlement import settlement
 from tenure.storage.memory.model import Model
-from tenure.storage.queries import EventPage, Page, Query
+from tenure.storage.protocol import (
+    ClaimRequest,
+    DeleteJob,
+    EventPage,
+    LeaseRenewal,
+    NewLogLine,
+    Page,
+    Query,
+    RenewRequest,
+    Settings,
+    Target,
+)
 from tenure.storage.redis.address import read
 from tenure.storage.redis.storage import RedisStorage
-from tenure.storage.requests import ClaimRequest, LeaseRenewal, NewLogLine, RenewRequest
-from tenure.storage.revisions import DeleteJob, Settings, Target
 from tenure.testing import ManualClock
 from tenure.testing.clock import START
 from tests.servers import client_of, command

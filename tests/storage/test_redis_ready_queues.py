@@ -6,12 +6,18 @@ import pytest
 
 from tenure.clock import SECOND
 from tenure.core.job import NewJob, Ref
-from tenure.storage.names import PLACE_LIMIT
-from tenure.storage.protocol import Storage
+from tenure.storage.protocol import (
+    PLACE_LIMIT,
+    CancelJob,
+    ClaimRequest,
+    DeleteJob,
+    Settings,
+    Storage,
+    SweepRequest,
+    Target,
+)
 from tenure.storage.redis.address import read
 from tenure.storage.redis.storage import RedisStorage
-from tenure.storage.requests import ClaimRequest, SweepRequest
-from tenure.storage.revisions import CancelJob, DeleteJob, Settings, Target
 from tenure.testing import ManualClock
 from tenure_testing.conformance.helpers import ALICE, QUEUE, new_job
 from tenure_testing.conformance.unknown_tasks import park_under_many

@@ -30,15 +30,15 @@ SPREAD = {"lease", "max_stalls", "start_grace", "renewed", "pinned", "on_expire"
 STORED_APART = {"queue", "id", "payload", "result"}
 """The record's name, and what is stored apart from it."""
 
-LINKS = {"wait", "dependents", "kind", "flow", "plan"}
-"""How a job depends on others: the field `links` of a record, in several fields."""
+NOT_KEPT = {"links"}
+"""Redis refuses jobs with links, because it does not keep flows yet."""
 
-OWN = {"made", "run_fence", "run_end", "logged", "more", "wake_at", "timeless", "entry", "boxed", "bits", "stepped"}
-"""The partition's number of the job, what belongs to its last run, and what only scripts use."""
+OWN = {"made", "run_fence", "run_end", "logged"}
+"""The partition's number of the job, what belongs to its last run, and whether it has a log."""
 
 
 def test_a_request_has_every_field_of_a_new_job() -> None:
-    assert set(EncodedJob.__struct_fields__) - SPREAD - LINKS == set(NewJob.__struct_fields__) - {"stall", "links"}
+    assert set(EncodedJob.__struct_fields__) - SPREAD == set(NewJob.__struct_fields__) - {"stall"} - NOT_KEPT
 
 
 def test_a_stored_record_has_every_field_of_a_job() -> None:
@@ -46,8 +46,8 @@ def test_a_stored_record_has_every_field_of_a_job() -> None:
 
     assert not fixed & rare
     assert not (fixed | rare) & set(PLACED) - {"owner"}
-    kept = set(JobRecord.__struct_fields__) - STORED_APART - {"stall", "links"}
-    assert (fixed | rare | set(PLACED)) - SPREAD - LINKS - OWN == kept
+    kept = set(JobRecord.__struct_fields__) - STORED_APART - {"stall"} - NOT_KEPT
+    assert (fixed | rare | set(PLACED)) - SPREAD - OWN == kept
 
 
 def test_external_readers_know_the_same_fields() -> None:

@@ -18,10 +18,9 @@ from tenure.core.lifecycle import State
 from tenure.core.outcome import Raised, Returned
 from tenure.core.retry import Backoff
 from tenure.core.schedule import Schedule
-from tenure.storage.queries import Query
+from tenure.storage.protocol import PutSchedule, Query, Tick
 from tenure.storage.redis.address import read
 from tenure.storage.redis.storage import RedisStorage
-from tenure.storage.revisions import PutSchedule, Tick
 from tenure.testing import ManualClock
 from tenure_testing.conformance.helpers import (
     ALICE,

@@ -9,12 +9,10 @@ import pytest
 
 from tenure.core.job import Ref
 from tenure.core.lifecycle import State
-from tenure.core.waiting import WaitToken
 from tenure.errors import NotDurableError
 from tenure.storage.redis import connections
 from tenure.storage.redis.address import read
 from tenure.storage.redis.storage import RedisStorage
-from tenure.storage.waiting import DeliverToken
 from tenure_testing.conformance.helpers import (
     ALICE,
     claim,
@@ -168,8 +166,6 @@ async def test_a_repeated_write_that_no_replica_has_is_not_confirmed(
     replica.freeze()
     # The second comes by a connection that has written nothing, as after a cut.
     for storage in (first, second):
-        with pytest.raises(NotDurableError):
-            await storage.revise([DeliverToken(lease.ref, WaitToken("x", "1"))])
         with pytest.raises(NotDurableError):
             await storage.enqueue([new_job("new")])
         with pytest.raises(NotDurableError):

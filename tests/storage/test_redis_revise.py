@@ -6,12 +6,11 @@ import pytest
 
 from tenure.core.job import Key, RateKey
 from tenure.core.schedule import Schedule
-from tenure.storage.redis.address import read
-from tenure.storage.redis.partition import CHANGES_PER_CALL, REVISIONS_PER_CALL
-from tenure.storage.redis.storage import RedisStorage
-from tenure.storage.requests import CLAIM_LIMIT, PROMOTE_LIMIT, ClaimRequest, SweepRequest
-from tenure.storage.revisions import (
+from tenure.storage.protocol import (
+    CLAIM_LIMIT,
+    PROMOTE_LIMIT,
     CancelJob,
+    ClaimRequest,
     DeleteJob,
     PauseSchedule,
     PutSchedule,
@@ -19,9 +18,13 @@ from tenure.storage.revisions import (
     RemoveSchedule,
     ScheduleResult,
     Settings,
+    SweepRequest,
     Target,
     Tick,
 )
+from tenure.storage.redis.address import read
+from tenure.storage.redis.partition import CHANGES_PER_CALL, REVISIONS_PER_CALL
+from tenure.storage.redis.storage import RedisStorage
 from tenure.testing import ManualClock
 from tests.servers import RedisServer
 from tests.storage.helpers import job, owner

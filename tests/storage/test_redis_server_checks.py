@@ -8,7 +8,7 @@ import pytest
 
 from tenure.core.lifecycle import State
 from tenure.errors import StorageError, StorageUnavailableError
-from tenure.storage.queries import Finding
+from tenure.storage.protocol import Finding
 from tenure.storage.redis import server_checks as module
 from tenure.storage.redis.address import ServerAddress, read
 from tenure.storage.redis.connections import Connections

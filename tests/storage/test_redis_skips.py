@@ -8,16 +8,23 @@ from msgspec import Struct, structs
 
 from tenure.clock import SECOND
 from tenure.core.events import AnyEvent, JobSuspected, LeadershipAcquired, LeadershipLost
-from tenure.core.job import Key, Owner, Ref, StallTerms
+from tenure.core.job import Key, Owner, StallTerms
 from tenure.core.leadership import LATE, longest_skip
 from tenure.core.lease import Lease
 from tenure.core.schedule import Schedule
-from tenure.core.waiting import Dependent, Links
+from tenure.storage.protocol import (
+    ClaimRequest,
+    LeaseRenewal,
+    PutSchedule,
+    RenewRequest,
+    Settings,
+    SweepRequest,
+    SweepResult,
+    Target,
+)
 from tenure.storage.redis.address import read
 from tenure.storage.redis.connections import Connections
 from tenure.storage.redis.partition import Partition
-from tenure.storage.requests import ClaimRequest, LeaseRenewal, RenewRequest, SweepRequest, SweepResult
-from tenure.storage.revisions import PutSchedule, Settings, Target
 from tenure.testing import ManualClock
 from tenure_testing.conformance.helpers import ALICE, DEPUTY, LEASE, QUEUE, REAPER, new_job, settled
 
@@ -110,17 +117,6 @@ async def test_a_request_without_max_skip_gets_no_skip(partition: Partition) -> 
     await run_one(partition)
 
     assert await skip(partition, bid(max_skip=0)) == 0
-
-
-async def test_an_entry_of_the_outbox_prevents_a_skip(partition: Partition) -> None:
-    links = Links(dependents=(Dependent(Ref("elsewhere", "b"), "a", "end"),))
-    await partition.enqueue([structs.replace(new_job("a"), links=links)])
-    lease = await claim(partition)
-    (entry,) = (await partition.exchange(ALICE, [settled(lease)])).outbox
-    assert await skip(partition, bid()) == 0
-    await partition.revise([entry.done])
-
-    assert await skip(partition, bid()) == SKIP
 
 
 async def test_leases_suspects_and_parked_jobs_prevent_a_skip(partition: Partition, clock: ManualClock) -> None:

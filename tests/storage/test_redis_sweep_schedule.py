@@ -10,10 +10,10 @@ import pytest
 from tenure.clock import SECOND
 from tenure.core.job import Owner
 from tenure.errors import StorageUnavailableError
+from tenure.storage.protocol import RenewRequest, SweepRequest, SweepResult
 from tenure.storage.redis.address import read
 from tenure.storage.redis.routes import slot
 from tenure.storage.redis.storage import RedisStorage
-from tenure.storage.requests import RenewRequest, SweepRequest, SweepResult
 from tenure_testing.conformance.helpers import (
     ALICE,
     DEPUTY,

@@ -14,10 +14,20 @@ from tenure.core.lifecycle import State
 from tenure.core.outcome import Returned
 from tenure.core.retention import KeepRule, RetentionRules
 from tenure.core.retry import Backoff
+from tenure.storage.protocol import (
+    PROMOTE_LIMIT,
+    TRIM_LIMIT,
+    CancelJob,
+    ClaimRequest,
+    DeleteJob,
+    LeaseRenewal,
+    RenewRequest,
+    Settings,
+    SweepRequest,
+    Target,
+)
 from tenure.storage.redis.address import read
 from tenure.storage.redis.storage import RedisStorage
-from tenure.storage.requests import PROMOTE_LIMIT, TRIM_LIMIT, ClaimRequest, LeaseRenewal, RenewRequest, SweepRequest
-from tenure.storage.revisions import CancelJob, DeleteJob, Settings, Target
 from tenure.testing import ManualClock
 from tenure_testing.conformance.helpers import (
     ALICE,

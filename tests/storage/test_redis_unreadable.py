@@ -11,13 +11,21 @@ import redis
 from tenure.core.events import JobRepaired, QueueDrained
 from tenure.core.lifecycle import TERMINAL, State
 from tenure.errors import StorageError
-from tenure.storage.queries import Query
+from tenure.storage.protocol import (
+    ClaimRequest,
+    LeaseRenewal,
+    Query,
+    RenewRequest,
+    Settings,
+    SweepRequest,
+    SweepResult,
+    Target,
+    WorkerInfo,
+)
 from tenure.storage.redis.address import read
 from tenure.storage.redis.keytypes import TYPES
 from tenure.storage.redis.records import FORM, HEAD, RAN, RUN, FixedFields, RareFields
 from tenure.storage.redis.storage import RedisStorage
-from tenure.storage.requests import ClaimRequest, LeaseRenewal, RenewRequest, SweepRequest, SweepResult, WorkerInfo
-from tenure.storage.revisions import Settings, Target
 from tenure.testing import ManualClock
 from tests.servers import client_of
 from tests.storage.model_comparison import STEPS, ModelComparison

@@ -11,12 +11,9 @@ from tenure.clock import SECOND
 from tenure.core.events import JobCompleted
 from tenure.core.lifecycle import State
 from tenure.core.retention import EVENTS_KEPT, KeepRule, RetentionRules
-from tenure.storage.protocol import Storage
-from tenure.storage.queries import EVENTS_END
+from tenure.storage.protocol import EVENTS_END, RenewRequest, Settings, Storage, Target
 from tenure.storage.redis.address import read
 from tenure.storage.redis.storage import RedisStorage
-from tenure.storage.requests import RenewRequest
-from tenure.storage.revisions import Settings, Target
 from tenure.storage.sqlite.storage import SQLiteStorage
 from tenure_testing.conformance.helpers import ALICE, QUEUE, claim, counted, enqueue, new_job, settled
 from tests.servers import RedisServer, client_of

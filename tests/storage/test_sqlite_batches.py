@@ -15,7 +15,7 @@ from tenure.core.lifecycle import State
 from tenure.core.outcome import Raised, Returned
 from tenure.core.retry import Backoff
 from tenure.core.settlement import Settlement, settlement
-from tenure.storage.requests import ClaimRequest, LeaseRenewal, NewLogLine, RenewRequest
+from tenure.storage.protocol import ClaimRequest, LeaseRenewal, NewLogLine, RenewRequest
 from tenure.storage.sql import exchange
 from tenure.storage.sql.enqueue import INSERT_BYTES
 from tenure.storage.sqlite import SQLiteStorage

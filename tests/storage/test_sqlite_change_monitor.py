@@ -7,10 +7,8 @@ from random import Random
 from tenure.core.job import Owner, Ref
 from tenure.core.outcome import Returned
 from tenure.core.settlement import settlement
-from tenure.storage.names import owner_topic, queue_topic
 from tenure.storage.notifications import Listener
-from tenure.storage.requests import ClaimRequest
-from tenure.storage.revisions import CancelJob
+from tenure.storage.protocol import CancelJob, ClaimRequest, owner_topic, queue_topic
 from tenure.storage.sqlite import SQLiteStorage
 from tenure.storage.sqlite.writer import UNCHECKED_BATCHES
 from tenure_testing.conformance.notices import ready

@@ -10,8 +10,7 @@ import pytest
 
 from tenure.clock import SECOND
 from tenure.core.job import NewJob, RateKey, Ref
-from tenure.storage.requests import ClaimRequest, SweepRequest
-from tenure.storage.revisions import DeleteJob, Settings, Target
+from tenure.storage.protocol import ClaimRequest, DeleteJob, Settings, SweepRequest, Target
 from tenure.storage.sql import exchange, fair_queue, sweep_steps
 from tenure.storage.sql.transaction import Transaction
 from tenure.storage.sqlite import SQLiteStorage

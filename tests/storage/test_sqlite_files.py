@@ -8,7 +8,7 @@ import pytest
 
 from tenure.core.job import Ref
 from tenure.errors import SchemaMismatchError, StorageError, StorageUnavailableError, UsageError
-from tenure.storage.requests import ClaimRequest, SweepRequest
+from tenure.storage.protocol import ClaimRequest, SweepRequest
 from tenure.storage.sqlite import SQLiteStorage, filesystem_check, health
 from tenure.storage.sqlite.checkpoint import MAX_PAGES, Checkpoints
 from tenure.storage.sqlite.database import SCHEMA, require_version

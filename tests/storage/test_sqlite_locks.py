@@ -14,7 +14,7 @@ import pytest
 from tenure import Tenure, Timing
 from tenure.core.job import Owner
 from tenure.errors import StorageError
-from tenure.storage.requests import ClaimRequest, RenewRequest, StalledLease, SweepRequest
+from tenure.storage.protocol import ClaimRequest, RenewRequest, StalledLease, SweepRequest
 from tenure.storage.sqlite import SQLiteStorage, session
 from tenure.storage.sqlite.locks import Locks, lock_file, quiet
 from tests.storage.helpers import child, end, job, next_line, owner, resume, script

@@ -15,8 +15,7 @@ from tenure.core.outcome import Returned
 from tenure.core.settlement import settlement
 from tenure.errors import StorageFullError, StorageUnavailableError, UsageError
 from tenure.storage.connections import recognise
-from tenure.storage.queries import EventReader
-from tenure.storage.requests import ClaimRequest, SweepRequest
+from tenure.storage.protocol import ClaimRequest, EventReader, SweepRequest
 from tenure.storage.sqlite import SQLiteStorage, database
 from tenure.testing import ManualClock
 from tests.storage.helpers import child, job, owner

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tenure.core.lifecycle import State
-from tenure.storage.queries import Query
+from tenure.storage.protocol import Query
 from tenure.storage.script_files import statements
 from tenure.storage.sql import reading
 from tenure.storage.sql.sweep import sweep
@@ -56,7 +56,6 @@ MAY_SCAN = {
     ("tally", "recount"): "doctor's audit",
     ("tally", "recount_calls"): "doctor's audit",
     ("tally", "recount_keys"): "doctor's audit",
-    ("tally", "recount_inboxes"): "doctor's audit",
 }
 """The statements that scan a table, a whole index or all jobs of a queue, each with the bound of the scan."""
 

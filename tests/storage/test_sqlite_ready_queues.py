@@ -9,7 +9,7 @@ import pytest
 
 from tenure.clock import SECOND
 from tenure.core.job import NewJob
-from tenure.storage.requests import ClaimRequest
+from tenure.storage.protocol import ClaimRequest
 from tenure.storage.sql import exchange
 from tenure.storage.sql.exchange import QUEUES_READ
 from tenure.storage.sqlite import SQLiteStorage

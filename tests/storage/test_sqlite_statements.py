@@ -3,7 +3,6 @@
 import ast
 import re
 from collections.abc import Callable, Iterator
-from itertools import count
 from pathlib import Path
 from random import Random
 from typing import TypeVar
@@ -11,20 +10,15 @@ from typing import TypeVar
 import pytest
 
 import tenure
-from tenure.core.job import Key, Ref
-from tenure.core.outcome import Cancelled, Outcome, Returned, Snoozed
-from tenure.core.retention import KeepRule, RetentionRules
+from tenure.core.job import Key
+from tenure.core.outcome import Returned
 from tenure.core.settlement import settlement
-from tenure.core.steps import NewStep
-from tenure.core.waiting import JobKind, Links, Need, TokenOutcome, Wait, WaitToken
-from tenure.storage.requests import ClaimRequest, LeaseRenewal, NewLogLine, RenewRequest
-from tenure.storage.revisions import Settings, Target
-from tenure.storage.sql import exchange, renew, revise, tune
+from tenure.storage.protocol import ClaimRequest, LeaseRenewal, NewLogLine, RenewRequest
+from tenure.storage.sql import exchange, renew
 from tenure.storage.sqlite.database import Database
 from tenure.storage.sqlite.locks import Locks, lock_file
 from tenure.storage.sqlite.statements import STATEMENTS, positional
 from tenure.storage.sqlite.transaction import SQLiteTransaction
-from tenure.storage.waiting import DeliverToken
 from tests.storage.helpers import job, owner
 
 T = TypeVar("T")
@@ -119,58 +113,6 @@ def test_ten_jobs_with_keys_take_a_bounded_number_of_statements(tmp_path: Path, 
     assert {name: count for name, count in taken.items() if count > BOUNDS.get(name, 100)} == {}
 
 
-def test_plain_jobs_touch_no_table_of_waits(tmp_path: Path) -> None:
-    path = str(tmp_path / "jobs.db")
-    connection = Database(path, Locks(lock_file(path)), durability="fast", auto_migrate=True).writer()
-    seen: list[str] = []
-    connection.set_trace_callback(seen.append)
-    tx = SQLiteTransaction(connection)
-    tx.now = 1_000_000
-    keep_none = Settings(retention=RetentionRules(completed=KeepRule(0, 0)))
-    tune.tune(tx, Target("queue", "q"), keep_none, None, None)
-    tx.flush()
-    for number in range(3):
-        exchange.enqueue_all(tx, [[job(f"{number}{place}") for place in range(3)], [job(f"{number}alone")]])
-        leases = exchange.exchange(tx, ME, [], ClaimRequest(("q",), 10)).leases
-        outcomes: tuple[Outcome, ...] = (Returned(b"1"), Snoozed(0), Cancelled(), Returned(b"2"))
-        settlements = [settlement(lease, outcome, Random(1)) for lease, outcome in zip(leases, outcomes, strict=False)]
-        exchange.exchange(tx, ME, settlements, ClaimRequest(("q",), 10))
-        tx.flush()
-    connection.close()
-
-    assert seen
-    assert [text for text in seen if re.search("tenure_(token|inbox|step|entry)", text)] == []
-
-
-def steps_of_a_token(tmp_path: Path, *, members: int) -> int:
-    """Return how many instructions SQLite runs for a token of a group of which many members have ended."""
-    path = str(tmp_path / f"{members}.db")
-    connection = Database(path, Locks(lock_file(path)), durability="fast", auto_migrate=True).writer()
-    tx = SQLiteTransaction(connection)
-    tx.now = 1_000_000
-    wait = Wait((Need(box="members", count=members + 2, mode="tally"),))
-    group = Ref("q", "g")
-    exchange.enqueue_all(tx, [[job("g", links=Links(wait=wait, kind=JobKind.GROUP))]])
-
-    def deliver(key: str) -> None:
-        outcome: TokenOutcome = "failed" if key == "0" else "completed"
-        (answer,) = revise.revise(tx, [DeliverToken(group, WaitToken("members", key, outcome))])
-        assert answer.verdict == "done"
-
-    for number in range(members):
-        deliver(f"{number}")
-    taken = count()
-    connection.set_progress_handler(lambda: next(taken) < 0, 1)
-    deliver("last")
-    connection.set_progress_handler(None, 0)
-    connection.close()
-    return next(taken)
-
-
-def test_a_token_costs_the_same_for_a_large_group(tmp_path: Path) -> None:
-    assert steps_of_a_token(tmp_path, members=500) <= steps_of_a_token(tmp_path, members=5) + 20
-
-
 def test_a_beat_takes_as_many_statements_for_many_leases_as_for_one(tmp_path: Path) -> None:
     path = str(tmp_path / "jobs.db")
     connection = Database(path, Locks(lock_file(path)), durability="fast", auto_migrate=True).writer()
@@ -194,33 +136,3 @@ def test_a_beat_takes_as_many_statements_for_many_leases_as_for_one(tmp_path: Pa
     assert len(leases) == 100
     # Within the transaction the settings of the worker are read once.
     assert counts[1] <= counts[0] <= 6
-
-
-def test_the_steps_of_a_beat_take_two_statements_for_any_number_of_runs(tmp_path: Path) -> None:
-    path = str(tmp_path / "jobs.db")
-    connection = Database(path, Locks(lock_file(path)), durability="fast", auto_migrate=True).writer()
-    tx = SQLiteTransaction(connection)
-    tx.now = 1_000_000
-    exchange.enqueue_all(tx, [[job(f"{number:03}") for number in range(100)]])
-    leases = exchange.exchange(tx, ME, [], ClaimRequest(("q",), 100)).leases
-    tx.flush()
-    renew.renew(tx, RenewRequest(ME))
-    seen: list[str] = []
-    connection.set_trace_callback(seen.append)
-
-    def statements_of(count: int, steps: tuple[NewStep, ...] = ()) -> list[str]:
-        """Return the first words of the statements that a beat with the leases of this many runs takes."""
-        seen.clear()
-        renewals = tuple(LeaseRenewal(lease.ref, lease.fence, steps=steps) for lease in leases[:count])
-        assert renew.renew(tx, RenewRequest(ME, renewals)).lost == ()
-        return [" ".join(re.sub(r"--.*", "", text).split()[:3]) for text in seen]
-
-    without = statements_of(100)
-    one = statements_of(1, (NewStep("a", body=b"1"),))
-    many = statements_of(100, (NewStep("a", body=b"1"), NewStep("b", body=b"2"), NewStep("c")))
-    stored = connection.execute("SELECT count(*), sum(length(body)) FROM tenure_step").fetchone()
-    connection.close()
-
-    assert without == ["SELECT listed.key, seq,", "UPDATE tenure_job SET"]
-    assert one == many == [without[0], "INSERT INTO tenure_step", "UPDATE tenure_job NOT", without[1]]
-    assert stored == (300, 200)

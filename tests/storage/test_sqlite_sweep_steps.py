@@ -8,8 +8,7 @@ import pytest
 from tenure import Reaper, ReaperFailed, State, Tenure
 from tenure.core.job import Policy, Redriving, Ref
 from tenure.core.retry import Backoff
-from tenure.storage.requests import PROMOTE_LIMIT, SweepRequest
-from tenure.storage.revisions import Settings, Target
+from tenure.storage.protocol import PROMOTE_LIMIT, Settings, SweepRequest, Target
 from tenure.storage.sqlite.storage import SQLiteStorage
 from tenure.testing import ManualClock
 from tenure_testing.conformance.helpers import ALICE, BOB, RAISED, claim, enqueue, new_job, record, settle, start

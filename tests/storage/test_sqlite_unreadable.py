@@ -14,13 +14,9 @@ from tenure.core.job import CollectKey, Key, NewJob, Ref
 from tenure.core.lifecycle import TERMINAL, State
 from tenure.core.outcome import Returned
 from tenure.core.settlement import settlement
-from tenure.core.waiting import Links, Need, Wait, WaitToken
-from tenure.storage.queries import Query
-from tenure.storage.requests import ClaimRequest, SweepRequest
-from tenure.storage.revisions import Settings, Target
+from tenure.storage.protocol import ClaimRequest, Query, Settings, SweepRequest, Target
 from tenure.storage.sqlite import SQLiteStorage
 from tenure.storage.sqlite.database import schema
-from tenure.storage.waiting import DeliverToken
 from tenure.testing import ManualClock
 from tests.storage.unreadable import BAD, GOOD, ME, REAPER, SECOND, check_others_continue, claim_in_a_lane, some_of
 
@@ -103,23 +99,6 @@ async def test_a_damaged_job_whose_run_raises_does_not_run_again(
     assert bad is not None
     assert (bad.job.state, bad.job.reason) == (State.FAILED, "undecodable")
     assert [(event.id, event.reason) for event in failed] == [("bad", "undecodable")]
-
-
-@pytest.mark.parametrize("value", GARBAGE["TEXT"])
-async def test_a_suspended_job_with_an_unreadable_wait_fails(
-    storage: SQLiteStorage, clock: ManualClock, value: object
-) -> None:
-    links = Links(wait=Wait((Need(box="x"),)))
-    await storage.enqueue([NewJob(queue="q", id="bad", task="t", payload=b"[]", links=links)])
-    await damage(storage, "links", value)
-    # The token's delivery reads the record, and repairs it.
-    await storage.revise([DeliverToken(BAD, WaitToken("y", "1"))])
-    order = ClaimRequest(("q",), 10)
-    (lease,) = (await storage.exchange(ME, (), order)).leases
-    findings = await storage.examine()
-
-    assert lease.job.unreadable is not None
-    assert not [finding for finding in findings if finding.level == "error"]
 
 
 @pytest.mark.parametrize("value", GARBAGE["TEXT"])

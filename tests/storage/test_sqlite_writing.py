@@ -17,8 +17,7 @@ from tenure.core.job import Ref
 from tenure.core.outcome import Returned
 from tenure.core.settlement import Settlement, settlement
 from tenure.errors import StorageFullError
-from tenure.storage.queries import EventReader
-from tenure.storage.requests import ClaimRequest, RenewRequest, SweepRequest
+from tenure.storage.protocol import ClaimRequest, EventReader, RenewRequest, SweepRequest
 from tenure.storage.sqlite import SQLiteStorage
 from tenure.storage.sqlite.locks import lock_file, quiet
 from tests.storage.helpers import child, end, job, next_line, owner, script

@@ -30,8 +30,7 @@ from tenure import (
 from tenure.client.handle import Job
 from tenure.core.settlement import Settlement
 from tenure.storage.postgres.job_transaction import PostgresJobTransaction
-from tenure.storage.queries import EventPage
-from tenure.storage.requests import RenewRequest, SettleVerdict
+from tenure.storage.protocol import EventPage, RenewRequest, SettleVerdict
 from tenure.storage.sqlite.job_transaction import SQLiteJobTransaction
 from tests.records import record_of
 

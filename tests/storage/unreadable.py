@@ -12,10 +12,18 @@ from tenure.core.lifecycle import TERMINAL, State
 from tenure.core.outcome import Interrupted, Outcome, Raised, Returned, Unreadable
 from tenure.core.settlement import Settlement, settlement
 from tenure.maintenance.lost_runs import settle_stalled
-from tenure.storage.protocol import Storage
-from tenure.storage.queries import Query
-from tenure.storage.requests import ClaimRequest, LeaseRenewal, RenewRequest, SweepRequest, WorkerInfo
-from tenure.storage.revisions import CancelJob, DeleteJob, RedriveJob
+from tenure.storage.protocol import (
+    CancelJob,
+    ClaimRequest,
+    DeleteJob,
+    LeaseRenewal,
+    Query,
+    RedriveJob,
+    RenewRequest,
+    Storage,
+    SweepRequest,
+    WorkerInfo,
+)
 from tenure.testing import ManualClock
 
 BAD, GOOD = Ref("q", "bad"), Ref("q", "good")

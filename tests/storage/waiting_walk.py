@@ -17,7 +17,6 @@ from tenure.core.lifecycle import TERMINAL, State
 from tenure.core.outcome import Cancelled, Outcome, Rejected, Returned, Snoozed, Stalled, Suspended
 from tenure.core.retry import Backoff
 from tenure.core.settlement import Settlement, settlement
-from tenure.core.steps import NewStep, forgotten_by_redrive
 from tenure.core.waiting import (
     Broken,
     Dependent,
@@ -25,7 +24,6 @@ from tenure.core.waiting import (
     JobKind,
     Links,
     Met,
-    MetBy,
     Need,
     NeedMode,
     Open,
@@ -37,8 +35,7 @@ from tenure.core.waiting import (
     evaluate,
 )
 from tenure.storage.memory.model import Model
-from tenure.storage.requests import ClaimRequest, LeaseRenewal, RenewRequest, SweepRequest
-from tenure.storage.revisions import CancelJob, DeleteJob, RedriveJob
+from tenure.storage.protocol import CancelJob, ClaimRequest, DeleteJob, RedriveJob, SweepRequest
 from tenure.storage.waiting import DeliverToken, OutboxEntry, SealBox, Subscribe
 from tenure.testing.clock import ManualClock
 from tests.core.cases import ERROR
@@ -90,7 +87,6 @@ class Walk:
             self.sweep,
             self.carry,
             self.signal,
-            self.record,
         ]
         self.dice.choice([*actions, self.repeat])()
         self.check()
@@ -155,28 +151,6 @@ class Walk:
         self.entries += self.model.exchange(WORKER, [sent]).outbox
         self.sent.append(sent)
 
-    def record(self) -> None:
-        """Record a step of a run, of a run that is over, or the same step with another value."""
-        current = bool(self.leases) and self.dice.random() < 0.7
-        runs = (
-            [(lease.ref, lease.fence) for lease in self.leases]
-            if current
-            else [(sent.ref, sent.fence) for sent in self.sent]
-        )
-        if not runs:
-            return
-        ref, fence = self.dice.choice(runs)
-        by: MetBy = self.dice.choice(("completed", "completed", "failed"))
-        step = NewStep(f"step-{self.dice.randint(1, 4)}", by=by, body=f"{self.dice.random()}".encode())
-        before = self.recorded(ref)
-        answer = self.model.renew(RenewRequest(WORKER, (LeaseRenewal(ref, fence, steps=(step,)),)))
-        if not current:
-            self.require(self.recorded(ref) == before, "I8", f"{ref}: a run that is over has recorded {step.name}")
-            self.require(bool(answer.lost), "I8", f"{ref}: a run that is over may record steps")
-        else:
-            names = [one.name for one in self.recorded(ref)]
-            self.require(names.count(step.name) == 1, "I8", f"{ref}: {step.name} is not recorded once: {names}")
-
     def repeat(self) -> None:
         """Send a settlement again, or deliver the tokens of an old entry again."""
         if self.sent:
@@ -197,10 +171,6 @@ class Walk:
             ref = self.dice.choice(unfinished or failed or refs)
             before = self.model.records[ref]
             (answer,) = self.model.revise([RedriveJob(ref)])
-            if answer.verdict == "done":
-                known = self.steps.get(ref, ())
-                forgotten = forgotten_by_redrive(known)
-                self.steps[ref] = tuple(step for step in known if step.name not in forgotten)
             if answer.verdict == "done" and before.reason in ("dependency", "skipped"):
                 self.forced.add(ref)
         elif kind == "cancel":

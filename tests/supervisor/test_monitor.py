@@ -15,7 +15,7 @@ from tenure.core.job import NewJob, Owner, Ref, StallTerms
 from tenure.errors import StorageUnavailableError
 from tenure.metrics import RENEWALS, MetricsRegistry
 from tenure.storage.memory.storage import MemoryStorage
-from tenure.storage.requests import ClaimRequest, RenewRequest, RenewResult
+from tenure.storage.protocol import ClaimRequest, RenewRequest, RenewResult
 from tenure.supervisor.child import KillReason
 from tenure.supervisor.monitor import OVERDUE, ExternalRenewer
 from tenure.testing.clock import ManualClock

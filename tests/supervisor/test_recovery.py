@@ -16,8 +16,7 @@ from tenure.errors import StorageUnavailableError
 from tenure.metrics import MetricsRegistry
 from tenure.processes.process import ProcessExit
 from tenure.storage.memory.storage import MemoryStorage
-from tenure.storage.queries import Query
-from tenure.storage.requests import SWEEP_LIMIT, ClaimRequest, ExchangeResult, ReclaimResult
+from tenure.storage.protocol import SWEEP_LIMIT, ClaimRequest, ExchangeResult, Query, ReclaimResult
 from tenure.supervisor.recovery import CrashRecovery, DeadWorker
 from tenure.supervisor.supervisor import ChildHistory
 from tenure.testing.clock import ManualClock

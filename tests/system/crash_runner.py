@@ -43,9 +43,7 @@ from tenure.core.frames import unframed
 from tenure.core.job import JobDetail, Ref
 from tenure.core.lifecycle import TERMINAL, State
 from tenure.storage.memory.storage import MemoryStorage
-from tenure.storage.protocol import Storage
-from tenure.storage.queries import Query
-from tenure.storage.revisions import Settings, Target
+from tenure.storage.protocol import Query, Settings, Storage, Target
 from tenure.testing import ManualClock
 from tests.system.crash_script import (
     ACTS,

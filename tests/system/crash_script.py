@@ -45,31 +45,29 @@ from tenure.core.retention import KeepRule, RetentionRules
 from tenure.core.retry import Backoff
 from tenure.core.schedule import Schedule
 from tenure.core.settlement import settlement
-from tenure.storage.protocol import Storage
-from tenure.storage.queries import EventReader
-from tenure.storage.requests import (
-    ClaimRequest,
-    LeaseRenewal,
-    NewLogLine,
-    RenewRequest,
-    StalledLease,
-    SweepRequest,
-    WorkerInfo,
-)
-from tenure.storage.revisions import (
+from tenure.storage.protocol import (
     CancelJob,
     Change,
+    ClaimRequest,
     DeleteJob,
+    EventReader,
+    LeaseRenewal,
+    NewLogLine,
     PauseSchedule,
     PutSchedule,
     RedriveJob,
     RemoveSchedule,
+    RenewRequest,
     RescheduleJob,
     RetainJob,
     Revision,
     Settings,
+    StalledLease,
+    Storage,
+    SweepRequest,
     Target,
     Tick,
+    WorkerInfo,
 )
 from tenure.testing import ManualClock
 

@@ -73,28 +73,6 @@ async def quick(number: int) -> int:
     return number
 
 
-@app.task
-async def charge_and_ship(dies: str) -> None:
-    """Carry out two steps. The first run is killed "before" or "after" the first step is recorded."""
-
-    def kill_first_run() -> None:
-        if current_job().run == 1:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    async def charge() -> None:
-        note("charge")
-        if dies == "before":
-            kill_first_run()
-
-    async def ship() -> None:
-        note("ship")
-
-    await current_job().step("charge", charge)
-    if dies == "after":
-        kill_first_run()
-    await current_job().step("ship", ship)
-
-
 def _open_all() -> None:
     while True:
         _leaked.append(os.open("/dev/null", os.O_RDONLY))
@@ -594,20 +572,3 @@ async def _break(how: str) -> None:
             task = asyncio.create_task(leave())
             await asyncio.wait({task})
     await asyncio.sleep(30)
-
-
-async def _charge(how: str) -> int:
-    note("charged")
-    if how == "within" and current_job().run == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return current_job().run
-
-
-@app.task
-async def order(how: str) -> int:
-    """Charge in a step. The first run kills its process `within` the step, or `after` it is recorded."""
-    charged = await current_job().step("charge", _charge, how)
-    note("recorded")
-    if how == "after" and current_job().run == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return charged

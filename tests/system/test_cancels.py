@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from tenure.core.lifecycle import State
-from tenure.storage.revisions import CancelJob
+from tenure.storage.protocol import CancelJob
 from tests.system.worker_fleet import WorkerFleet
 
 pytestmark = pytest.mark.system

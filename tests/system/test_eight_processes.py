@@ -12,7 +12,7 @@ import pytest
 from tenure.core.job import FOREVER, JobDetail, Ref, RunRecord
 from tenure.core.lifecycle import State
 from tenure.core.retention import KeepRule, RetentionRules
-from tenure.storage.revisions import Settings, Target
+from tenure.storage.protocol import Settings, Target
 from tests.system.worker_fleet import Line, WorkerFleet, by_job
 
 pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(360)]

@@ -24,8 +24,7 @@ from tenure import State
 from tenure.core.job import Owner, Ref
 from tenure.core.outcome import Stalled
 from tenure.core.settlement import settlement
-from tenure.storage.protocol import Storage
-from tenure.storage.queries import Query
+from tenure.storage.protocol import Query, Storage
 from tests.amounts import FULL
 from tests.system.exactly_once_worker import build
 

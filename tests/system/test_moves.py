@@ -15,10 +15,7 @@ from tenure.core.lifecycle import State
 from tenure.core.schedule import Schedule
 from tenure.errors import StorageMovedError
 from tenure.ops.move import Move
-from tenure.storage.protocol import Storage
-from tenure.storage.queries import Query
-from tenure.storage.requests import ClaimRequest
-from tenure.storage.revisions import DeleteJob, PutSchedule, Tick
+from tenure.storage.protocol import ClaimRequest, DeleteJob, PutSchedule, Query, Storage, Tick
 from tenure.storage.urls import locate
 from tenure_testing.conformance.helpers import ONCE, RAISED, new_job, settled
 

@@ -22,8 +22,7 @@ from tenure.core.internal import OPS_QUEUE
 from tenure.core.lifecycle import State
 from tenure.ops.bulk import BulkOperation
 from tenure.ops.bulk_run import operation_job
-from tenure.storage.queries import ActsQuery, Query
-from tenure.storage.revisions import CancelJob
+from tenure.storage.protocol import ActsQuery, CancelJob, Query
 from tests.amounts import FULL, amount
 from tests.console.site import act_headers, get, path_to
 

@@ -25,7 +25,7 @@ from tenure.core.events import AnyEvent, JobCancelled, JobCompleted, JobExpired,
 from tenure.core.job import JobDetail, Ref
 from tenure.core.lifecycle import TERMINAL, State
 from tenure.options import Timing
-from tenure.storage.queries import Query
+from tenure.storage.protocol import Query
 from tenure.storage.urls import locate
 from tests.cli.probe import probe
 from tests.system.plain_yaml import NotPlainError, documents

@@ -14,9 +14,8 @@ from tenure.core.job import Owner
 from tenure.core.lifecycle import State
 from tenure.metrics import MetricsRegistry
 from tenure.processes.process import ProcessExit
-from tenure.storage.queries import Query
+from tenure.storage.protocol import ClaimRequest, Query
 from tenure.storage.redis.script_library import verb
-from tenure.storage.requests import ClaimRequest
 from tenure.storage.urls import locate
 from tenure.supervisor.recovery import CrashRecovery, DeadWorker
 from tenure_testing.conformance.helpers import new_job

@@ -12,8 +12,7 @@ from tenure.client.handle import Job
 from tenure.core.job import Ref
 from tenure.core.lifecycle import State
 from tenure.events import follow
-from tenure.storage.queries import EVENTS_END
-from tenure.storage.revisions import CancelJob
+from tenure.storage.protocol import EVENTS_END, CancelJob
 from tenure_testing.proxy import ProxiedConnection, Proxy
 from tests.servers import RedisServer, subscribed
 from tests.system.worker_fleet import WorkerFleet, timing_of

@@ -15,9 +15,7 @@ from tenure import Tenure
 from tenure.core.job import Owner
 from tenure.maintenance.relay import Relay
 from tenure.outbox.outbox import Outbox
-from tenure.storage.protocol import Storage
-from tenure.storage.requests import ClaimRequest
-from tenure.storage.revisions import DeleteJob
+from tenure.storage.protocol import ClaimRequest, DeleteJob, Storage
 from tenure_testing.conformance.helpers import settled
 from tests.flow.transactions import KINDS
 

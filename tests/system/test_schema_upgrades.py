@@ -20,7 +20,7 @@ from tenure.errors import SchemaMismatchError
 from tenure.storage.postgres.address import read
 from tenure.storage.postgres.migration_files import SCHEMA
 from tenure.storage.postgres.storage import PostgresStorage
-from tenure.storage.requests import ClaimRequest, LeaseRenewal, RenewRequest, WorkerInfo
+from tenure.storage.protocol import ClaimRequest, LeaseRenewal, RenewRequest, WorkerInfo
 from tenure_testing.conformance.helpers import ALICE, QUEUE, new_job, start
 from tenure_testing.postgres_programs import postgres_programs
 from tests.servers import until

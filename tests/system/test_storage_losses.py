@@ -15,7 +15,7 @@ from tenure import StorageReplaced, StorageRewound, Tenure, Timing
 from tenure.core.events import Event, JobCompleted
 from tenure.core.lifecycle import State
 from tenure.ops.diagnosis import DiagnosisInput, diagnose
-from tenure.storage.queries import Query
+from tenure.storage.protocol import Query
 from tests.postgres_servers import PostgresServer
 from tests.sentinels import RedisSentinels
 from tests.servers import RedisServer, until

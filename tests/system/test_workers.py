@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tenure.core.lifecycle import State
-from tenure.storage.queries import Survey, WorkerSurvey
+from tenure.storage.protocol import Survey, WorkerSurvey
 from tests.system.worker_fleet import WorkerFleet
 
 pytestmark = pytest.mark.system

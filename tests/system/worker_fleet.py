@@ -16,7 +16,7 @@ from tenure import Timing
 from tenure.core.events import AnyEvent
 from tenure.core.job import JobDetail, JobRecord, Ref
 from tenure.core.lifecycle import State
-from tenure.storage.queries import Query, Survey
+from tenure.storage.protocol import Query, Survey
 from tenure.storage.sqlite.locks import quiet
 from tenure.storage.urls import locate
 

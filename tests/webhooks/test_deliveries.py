@@ -29,9 +29,7 @@ from tenure.core.lifecycle import State
 from tenure.ops.access import StorageAccess
 from tenure.ops.internal_tasks import internal_worker
 from tenure.ops.webhook_service import BoundWebhook, webhook_tasks
-from tenure.storage.protocol import Storage
-from tenure.storage.queries import ActsQuery, EventReader, Query
-from tenure.storage.revisions import Settings, Target
+from tenure.storage.protocol import ActsQuery, EventReader, Query, Settings, Storage, Target
 from tenure.webhooks.delivery import AT_ONCE, DELAYS, DeliveryFailedError, delivery_options
 from tenure.webhooks.messages import WebhookMessage, message_of
 from tests.webhooks.receivers import SECRET, Hooks, answer, receiving

@@ -13,7 +13,7 @@ import pytest
 
 from tenure import JobFailed, Tenure
 from tenure.core.lifecycle import State
-from tenure.storage.queries import EventReader
+from tenure.storage.protocol import EventReader
 from tenure.webhooks.messages import message_of
 from tests.webhooks.hook_app import make_app
 from tests.webhooks.receivers import OK, SECRET, Got, answer, receiving

@@ -276,8 +276,3 @@ def keeping() -> list[int]:
     if current_job().run == 1:
         raise ValueError("again")
     return list(current_job().data["runs"])
-
-
-@app.task(name="waits", run="process", retry=Retry(max_attempts=1))
-async def waits() -> None:
-    await current_job().sleep("pause", "1h")

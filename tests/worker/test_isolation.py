@@ -31,7 +31,7 @@ from tenure.core.outcome import Interrupted, Stalled
 from tenure.core.settlement import settlement
 from tenure.processes.exit_status import OomKills
 from tenure.storage.memory.storage import MemoryStorage
-from tenure.storage.requests import ClaimRequest
+from tenure.storage.protocol import ClaimRequest
 from tenure.worker.active_runs import ActiveRun, ActiveRuns
 from tenure.worker.isolation.isolated_run import IsolatedRun, IsolationSettings
 from tenure.worker.isolation.process_pool import PoolWaiter, ProcessPool
@@ -94,23 +94,6 @@ async def test_plain_functions_and_coroutines_run_in_a_reused_process(mod: Any) 
     assert second[:2] == (pid, pid)
     assert given == f"7: connection of {pid}"
     assert not children()
-
-
-async def test_an_isolated_run_gets_the_results_of_other_jobs(mod: Any) -> None:
-    async with mod.app, mod.app.worker():
-        job = await (mod.plus.call(1, 2) | mod.plus.take(5)).enqueue()
-
-        # A middleware multiplies each result by 3.
-        assert await job.result(timeout=30) == ((1 + 2) * 3 + 5) * 3
-
-
-async def test_steps_of_an_isolated_run_need_a_storage_that_it_can_reach(mod: Any) -> None:
-    async with mod.app, mod.app.worker():
-        detail = await over(mod.app, (await mod.waits.enqueue()).id)
-
-    assert detail.job.error is not None
-    assert detail.job.error.type == "UsageError"
-    assert "cannot reach memory://" in detail.job.error.message
 
 
 async def test_progress_and_logs_of_an_isolated_run_are_stored(mod: Any) -> None:

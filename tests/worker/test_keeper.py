@@ -16,7 +16,7 @@ from tenure.core.partition import PartitionEvent
 from tenure.errors import SchemaMismatchError
 from tenure.metrics import MetricsRegistry
 from tenure.storage.memory.storage import MemoryStorage
-from tenure.storage.requests import RenewRequest, RenewResult, WorkerInfo
+from tenure.storage.protocol import RenewRequest, RenewResult, WorkerInfo
 from tenure.testing.clock import ManualClock
 from tenure.worker.active_runs import ActiveRun, ActiveRuns
 from tenure.worker.deps import WorkerDeps

@@ -5,7 +5,7 @@ import asyncio
 from tenure import Tenure, Timing, current_job
 from tenure.background_loop import SameLoop
 from tenure.storage.memory.storage import MemoryStorage
-from tenure.storage.requests import RenewRequest, RenewResult
+from tenure.storage.protocol import RenewRequest, RenewResult
 
 
 class LateBeats(MemoryStorage):

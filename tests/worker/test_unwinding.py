@@ -1,7 +1,7 @@
 """What a BaseException does to the code of a handler: the basis on which a handler will be suspended.
 
 A handler that waits is unwound by an exception that is not an `Exception` (decision 041). These tests write down what
-Python does with such an exception. They use a class of their own, so that they test Python alone.
+Python does with such an exception. They use a class of their own, because no handler can suspend yet.
 """
 
 import asyncio

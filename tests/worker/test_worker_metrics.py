@@ -8,7 +8,7 @@ from tenure.core.lease import Lease
 from tenure.core.outcome import Returned
 from tenure.core.settlement import settlement
 from tenure.metrics import DURATION, FENCED, JOBS, MetricsRegistry
-from tenure.storage.requests import SettleVerdict
+from tenure.storage.protocol import SettleVerdict
 from tenure.worker.worker_metrics import WorkerMetrics
 from tests.core.cases import active
 

@@ -8,7 +8,7 @@ from tenure.cli.access import accessed
 from tenure.cli.render import as_json, moment_text, printable, table
 from tenure.cli.session import CommandSession, naming, no_cursor, storage
 from tenure.ops.audit import ActsView, ActView, acts_view
-from tenure.storage.queries import ActsQuery
+from tenure.storage.protocol import ActsQuery
 
 
 @click.command()

@@ -27,7 +27,7 @@ from tenure.cli.session import CommandSession, output
 from tenure.errors import TenureError
 from tenure.ops.access import must_exist
 from tenure.ops.names import KnownNames
-from tenure.storage.queries import Survey
+from tenure.storage.protocol import Survey
 
 VARIABLE = "_TENURE_COMPLETE"
 """The environment variable by which the script of a shell asks for completions."""

@@ -19,7 +19,7 @@ from tenure.ids import JobIds
 from tenure.ops.enqueueing import DEFAULT_QUEUE, NamedCall, enqueue_job, job_of
 from tenure.ops.views import TriggeredView, triggered_view
 from tenure.options.tasks import CallOptions, valid_priority
-from tenure.storage.revisions import Target
+from tenure.storage.protocol import Target
 
 
 @click.command()

@@ -23,7 +23,7 @@ from tenure.core.postmortem import first_line
 from tenure.events.follow import follow
 from tenure.ops.access import StorageAccess
 from tenure.ops.events import KINDS, PAGE, Wanted, events_after, shown_events, wanted_events
-from tenure.storage.queries import EVENTS_END
+from tenure.storage.protocol import EVENTS_END
 
 
 class EventsView(Struct, frozen=True):

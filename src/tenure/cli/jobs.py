@@ -29,8 +29,7 @@ from tenure.ops.audit import verdict_of
 from tenure.ops.job_list import Selection, selected_jobs, selection
 from tenure.ops.revisions import REFUSALS, revised_view
 from tenure.ops.views import JobView, job_view
-from tenure.storage.queries import ListOrder
-from tenure.storage.revisions import CancelJob, DeleteJob, RedriveJob, Revision, RevisionResult
+from tenure.storage.protocol import CancelJob, DeleteJob, ListOrder, RedriveJob, Revision, RevisionResult
 
 
 @click.group(cls=Group)

@@ -14,9 +14,7 @@ from tenure.ops import workers
 from tenure.ops.access import StorageAccess
 from tenure.ops.names import unknown_targets
 from tenure.ops.workers import UnknownWorkerError
-from tenure.storage.protocol import Storage
-from tenure.storage.queries import Survey, WorkerSurvey
-from tenure.storage.revisions import Target
+from tenure.storage.protocol import Storage, Survey, Target, WorkerSurvey
 
 
 async def find_job(storage: Storage, job_id: str, queue: str | None) -> JobRecord:

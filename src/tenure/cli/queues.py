@@ -43,10 +43,7 @@ from tenure.ops.views import (
 )
 from tenure.options import Rate
 from tenure.options.rate import rate_key, valid_rate
-from tenure.storage.names import QUEUE_RATE, TASK_RATE
-from tenure.storage.protocol import Storage
-from tenure.storage.queries import QueueSurvey, Survey
-from tenure.storage.revisions import Settings, Target
+from tenure.storage.protocol import QUEUE_RATE, TASK_RATE, QueueSurvey, Settings, Storage, Survey, Target
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -15,7 +15,7 @@ from tenure.cli.session import CommandSession, naming, storage
 from tenure.client.workers import valid_concurrency
 from tenure.errors import UsageError
 from tenure.ops.workers import ListedWorker, OrderedView, StackView, give_order, listed_worker, stacks
-from tenure.storage.revisions import Settings
+from tenure.storage.protocol import Settings
 
 
 @click.group(cls=Group)

@@ -17,8 +17,7 @@ from msgspec import Struct, field
 
 from tenure.core.job import NewJob
 from tenure.errors import NotDurableError, StorageFullError, StorageUnavailableError
-from tenure.storage.protocol import Storage
-from tenure.storage.requests import EnqueueResult
+from tenure.storage.protocol import EnqueueResult, Storage
 
 JOBS = 100
 """The most jobs in one call: Redis does nothing else while it stores them.

@@ -17,8 +17,7 @@ from tenure.errors import UsageError
 from tenure.handlers.functions import is_async
 from tenure.options import Collect
 from tenure.options.keys import own_key
-from tenure.storage.protocol import Storage
-from tenure.storage.queries import Query
+from tenure.storage.protocol import Query, Storage
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -21,9 +21,7 @@ from tenure.core.job import DeadReason, JobRecord, Ref
 from tenure.core.lifecycle import State
 from tenure.errors import UsageError
 from tenure.options.merging import fill
-from tenure.storage.protocol import Storage
-from tenure.storage.queries import Query
-from tenure.storage.revisions import DeleteJob, RedriveJob, Revision
+from tenure.storage.protocol import DeleteJob, Query, RedriveJob, Revision, Storage
 
 PAGE = 200
 """How many records a scan of all dead letters reads at a time."""

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from typing import Any
 
 from tenure.client.codec import Codec
-from tenure.client.references import Locate
 from tenure.client.signature import Signature
 
 PAYLOAD_WARNED = 32 * 1024
@@ -38,16 +37,6 @@ class CallEncoder:
                 len(payload),
             )
         return payload
-
-    def encode_open(
-        self, signature: Signature, args: tuple[Any, ...], kwargs: dict[str, Any], locate: Locate | None = None
-    ) -> bytes:
-        """Return a call's arguments as bytes, those that are results of other jobs as references.
-
-        Raises:
-            UsageError, PayloadTooLargeError: see `Signature.encode_open`.
-        """
-        return signature.encode_open(self.codec, args, kwargs, locate)
 
     def digest(self, signature: Signature, payload: bytes) -> str:
         """Return a digest of a call's encoded arguments; equal arguments have equal digests."""

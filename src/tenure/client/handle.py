@@ -6,7 +6,7 @@ import logging
 import math
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from random import Random
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar
 
 from msgspec import MsgspecError, Struct, structs
 
@@ -14,7 +14,6 @@ from tenure.background_loop import PORTAL
 from tenure.client.job_events import ChangesOfRecord
 from tenure.client.job_info import JobWithRuns, history
 from tenure.client.job_search import find_record
-from tenure.client.references import assembled, is_flow, jobs_of, needs_failed, read_jobs, source_of_flow
 from tenure.core.check import flag, remark
 from tenure.core.deduplication import EnqueueAction
 from tenure.core.document import decode_document
@@ -40,10 +39,8 @@ from tenure.errors import (
 from tenure.options.tasks import valid_priority
 from tenure.outbox.outbox import Outbox
 from tenure.storage.moving import HoldsCalls
-from tenure.storage.names import job_topic
 from tenure.storage.notification_retry import Hints
-from tenure.storage.protocol import Storage
-from tenure.storage.revisions import (
+from tenure.storage.protocol import (
     CancelJob,
     DeleteJob,
     RedriveJob,
@@ -51,6 +48,8 @@ from tenure.storage.revisions import (
     RetainJob,
     Revision,
     RevisionResult,
+    Storage,
+    job_topic,
 )
 from tenure.waiting import first
 
@@ -245,9 +244,8 @@ class Job(Struct, Generic[R_co], eq=False, weakref=True):
         # The timeout may be too short for one read, or may end between two reads: read once more.
         with contextlib.suppress(TimeoutError, _NotRelayedError):
             async with asyncio.timeout(POLL):
-                storage = await self._opened()
-                if (job := await self._record(storage)).state in TERMINAL:
-                    return await self._outcome(storage, job)
+                if (job := await self._record(await self._opened())).state in TERMINAL:
+                    return self._outcome(job)
         raise ResultTimeoutError(self.id, f"job {self.id} did not end within {limit:g} s; it continues")
 
     async def events(self) -> AsyncGenerator[AnyEvent]:
@@ -317,19 +315,14 @@ class Job(Struct, Generic[R_co], eq=False, weakref=True):
         """Put a failed, cancelled or expired job back into its queue, with new budgets of attempts and stalls.
 
         Raises:
-            UsageError: the job is in another state, another unfinished job holds its unique key, it failed because of a
-                job that it needs, or `by` is not a string.
+            UsageError: the job is in another state, or another unfinished job holds its unique key, or `by` is not a
+                string.
             JobNotFoundError: the storage has no such job.
             ThrottledError: the call was throttled and made no job.
             StorageError: the storage cannot be reached.
         """
         revised = await self._revise(RedriveJob(self._ref, remark(by, field="by")))
         if revised.holder is not None:
-            if await needs_failed(await self._opened(), self._ref, revised.holder):
-                raise UsageError(
-                    f"job {self.id} is not redriven: it needs the job {revised.holder.id} of the queue "
-                    f"{revised.holder.queue}, which failed; redrive that one instead"
-                )
             raise UsageError(
                 f"job {self.id} is not redriven: job {revised.holder.id} holds its unique key; "
                 "wait until that job ends, or cancel it"
@@ -459,8 +452,6 @@ class Job(Struct, Generic[R_co], eq=False, weakref=True):
                     storage = await self._opened()
                     hints = hints or self._access.hints(storage, self._ref)
                     job = await self._record(storage)
-                    if job.state in TERMINAL:
-                        return await self._outcome(storage, job)
                 except StorageUnavailableError as error:
                     failures += 1
                     if clock() >= since + outage:
@@ -471,6 +462,8 @@ class Job(Struct, Generic[R_co], eq=False, weakref=True):
                     failures, since = 0, clock()
                     await asyncio.sleep(RELAY_POLL)
                     continue
+                if job.state in TERMINAL:
+                    return self._outcome(job)
                 failures, since = 0, clock()
                 if since >= began + POLL:
                     self._access.check_wait(job)
@@ -495,41 +488,17 @@ class Job(Struct, Generic[R_co], eq=False, weakref=True):
         except Exception:
             return structs.replace(event, result=None)
 
-    async def _outcome(self, storage: Storage, job: JobRecord) -> R_co:
+    def _outcome(self, job: JobRecord) -> R_co:
         if job.state is not State.COMPLETED:
             raise error_of(job)
-        if is_flow(job):
-            return cast(R_co, await self._flow_result(storage, job))
         try:
             value: R_co = self._access.convert(job.result or b"")
         except Exception as error:
-            raise _unreadable(job, error) from error
+            raise UsageError(
+                f"job {job.id} of task {job.task!r} is completed, but its result cannot be read back: {error}; "
+                "fix the task's return type, or read it as plain data: app.job(id, queue=...)"
+            ) from error
         return value
-
-    async def _flow_result(self, storage: Storage, flow: JobRecord) -> Any:
-        """Return the result of a flow or a group: that of its last member, or those of all of its members."""
-        source = source_of_flow(flow)
-        if source is None:
-            return None
-        refs = list(jobs_of(source))
-        members = await read_jobs(storage, refs)
-        values: list[Any] = []
-        for number, ref in enumerate(refs):
-            if ref not in members:
-                raise JobNotFoundError(
-                    flow.id,
-                    f"flow {flow.id} is completed, but its member {ref.id!r} in queue {ref.queue!r} is gone: it was "
-                    "deleted, or its retention is over",
-                )
-            try:
-                values.append(self._member_value(number, len(refs), members[ref].result or b"null"))
-            except Exception as error:
-                raise _unreadable(members[ref], error) from error
-        return assembled(source, iter(values))
-
-    def _member_value(self, number: int, count: int, data: bytes) -> Any:
-        """Decode the result of one of `count` members. A handle that knows no types returns plain data."""
-        return self._access.convert(data)
 
     async def _missing_error(
         self, storage: Storage
@@ -609,13 +578,6 @@ class Job(Struct, Generic[R_co], eq=False, weakref=True):
 
 class _NotRelayedError(JobNotFoundError):
     """The call is committed and waits in the outbox."""
-
-
-def _unreadable(job: JobRecord, error: Exception) -> UsageError:
-    return UsageError(
-        f"job {job.id} of task {job.task!r} is completed, but its result cannot be read back: {error}; "
-        "fix the task's return type, or read it as plain data: app.job(id, queue=...)"
-    )
 
 
 def error_of(job: JobRecord) -> Exception:

@@ -2,8 +2,7 @@
 
 from tenure.core.job import JobRecord, Ref
 from tenure.errors import AmbiguousJobError, JobNotFoundError
-from tenure.storage.protocol import Storage
-from tenure.storage.queries import Query
+from tenure.storage.protocol import Query, Storage
 
 QUEUES_NAMED = 10
 """How many queues an `AmbiguousJobError` names."""

@@ -1,14 +1,13 @@
 """Builds the job of a call: the template that a task's calls share, and the fields that depend on arguments."""
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
-from typing import Any, ClassVar, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 from msgspec import Struct, structs
 
 from tenure.client.encoder import CallEncoder
 from tenure.client.handle import Job
-from tenure.client.references import found_futures
 from tenure.client.search_tags import TAGS, SearchTags
 from tenure.client.signature import Signature
 from tenure.clock import SECOND
@@ -28,7 +27,7 @@ from tenure.core.job import (
 )
 from tenure.core.order import boost_of
 from tenure.core.text import storable
-from tenure.errors import DuplicateJobError, FlowError, ThrottledError, UsageError
+from tenure.errors import DuplicateJobError, ThrottledError, UsageError
 from tenure.options import (
     SINGLETON,
     TTL,
@@ -51,7 +50,7 @@ from tenure.options.lifetime import valid_ttl
 from tenure.options.merges import valid_unique
 from tenure.options.retry import valid_call_retry
 from tenure.options.tasks import check_conflicts, check_fair_weight, valid_concurrency_limit, valid_fair_weight
-from tenure.storage.requests import EnqueueResult
+from tenure.storage.protocol import EnqueueResult
 
 R_co = TypeVar("R_co", covariant=True)
 T = TypeVar("T")
@@ -66,39 +65,16 @@ class EncodedCall(Struct, Generic[R_co], eq=False):
     """One call of a task, encoded and checked, not yet enqueued.
 
     `throws`: True if the enqueue raises `DuplicateJobError` when a job with this id or unique key exists. `skips`: True
-    if it does not raise `ThrottledError` when the call is throttled. `given`: the names of the call's options.
-    `open_arguments`: the arguments of a call that gets results of other calls; only a flow can enqueue it.
+    if it does not raise `ThrottledError` when the call is throttled.
     """
-
-    _internal: ClassVar[frozenset[str]] = frozenset(
-        {"accepted", "given", "open_arguments", "require_whole", "skips", "throws"}
-    )
 
     signature: Signature
     job: NewJob
     throws: bool = False
     skips: bool = False
-    given: Collection[str] = ()
-    open_arguments: "OpenCallArguments | None" = None
 
     def __repr__(self) -> str:
         return f"Call(task={self.signature.task!r}, queue={self.job.queue!r}, id={self.job.id!r})"
-
-    def __dir__(self) -> Iterable[str]:
-        """Return all names except the internal ones."""
-        return [name for name in super().__dir__() if name not in self._internal]
-
-    def require_whole(self) -> None:
-        """Check that the call needs no result of another call.
-
-        Raises:
-            FlowError: it needs one.
-        """
-        if self.open_arguments is not None:
-            raise FlowError(
-                f"this call of task {self.signature.task!r} gets the result of another call, so only a flow can "
-                "enqueue it: dag.add(call), or app.chain(...)"
-            )
 
     def accepted(self, job: Job[T]) -> Job[T]:
         """Return the handle that this call got, unless the task's options ask for an error instead.
@@ -114,21 +90,13 @@ class EncodedCall(Struct, Generic[R_co], eq=False):
         return job
 
 
-class OpenCallArguments(Struct, frozen=True, eq=False):
-    """The arguments of a call, some of which are results that do not exist yet, and the encoder of its app."""
-
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    encoder: CallEncoder
-
-
 class JobTemplate(Struct, frozen=True, eq=False):
     """What the jobs of a task's calls have in common, with or without options of the call.
 
     `common`: the job of every call, with an empty payload; its id is empty unless the call's options name one. `keys`:
     sets the fields that depend on the arguments, except the tags that `search` adds. `encoder`: the encoder of the
-    task's app; None if the task has no app yet, so that the template is used for checks only. `given`: the names of the
-    call's options. The other fields are those of the task.
+    task's app; None if the task has no app yet, so that the template is used for checks only. The other fields are
+    those of the task.
     """
 
     common: NewJob
@@ -140,7 +108,6 @@ class JobTemplate(Struct, frozen=True, eq=False):
     timing: Timing
     collect: Collect | None
     version: int
-    given: frozenset[str] = frozenset()
 
     @classmethod
     def of_task(
@@ -186,10 +153,7 @@ class JobTemplate(Struct, frozen=True, eq=False):
         if settings is not self.settings:
             keys = CallKeys(self.common.task, settings, signature.parameters, collect=collect, version=version)
         common = _with_options(self.common, options, settings, self.timing)
-        return JobTemplate(
-            *(common, keys, self.search, self.encoder, signature, settings, self.timing, collect, version),
-            given=frozenset(options),
-        )
+        return JobTemplate(common, keys, self.search, self.encoder, signature, settings, self.timing, collect, version)
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> EncodedCall[Any]:
         """Return a call with these arguments.
@@ -199,7 +163,7 @@ class JobTemplate(Struct, frozen=True, eq=False):
         """
         common, keys, signature, encoder = self.common, self.keys, self.signature, self.encoder
         if encoder is None:
-            raise self._no_app()
+            raise UsageError(f"task {common.task!r} has no app yet")
         payload = encoder.encode(signature, args, kwargs)
         job = structs.replace(common, id=common.id or encoder.new_id(), payload=payload)
         if not keys.plain:
@@ -209,47 +173,7 @@ class JobTemplate(Struct, frozen=True, eq=False):
             # The arguments as the handler gets them: a date that was passed as a text is a date there.
             decoded = signature.arguments(*signature.decode(encoder.codec, payload))
             job = structs.replace(job, tags=self.search.added(job.tags, decoded))
-        return EncodedCall(signature, job, keys.throws, keys.skips, self.given)
-
-    def call_in_flow(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> EncodedCall[Any]:
-        """Return a call with these arguments, some of which may be results that do not exist yet.
-
-        Raises:
-            UsageError, PayloadTooLargeError: see `Task.enqueue`; or an option depends on such a result.
-        """
-        try:
-            return self.call(args, kwargs)
-        except UsageError as error:
-            # Without these results it is a usual call, which pays nothing for the check.
-            try:
-                usual = next(found_futures([*args, *kwargs.values()]), None) is None
-            except RecursionError:
-                raise error from None
-            if usual:
-                raise
-        common, keys, signature, encoder = self.common, self.keys, self.signature, self.encoder
-        if encoder is None:
-            raise self._no_app()
-        payload = encoder.encode_open(signature, args, kwargs)
-        job = structs.replace(common, id=common.id or encoder.new_id(), payload=payload)
-        if not keys.plain:
-            arguments = Arguments(args, kwargs, lambda: signature.arguments(args, kwargs))
-            job = keys.apply(job, arguments, self._no_digest)
-        if self.search is not None:
-            # A result that does not exist yet makes no tag.
-            known = signature.known_arguments(encoder.codec, payload)
-            job = structs.replace(job, tags=self.search.added(job.tags, known))
-        open_arguments = OpenCallArguments(args, kwargs, encoder)
-        return EncodedCall(signature, job, keys.throws, keys.skips, self.given, open_arguments)
-
-    def _no_app(self) -> UsageError:
-        return UsageError(f"task {self.common.task!r} has no app yet")
-
-    def _no_digest(self) -> str:
-        raise UsageError(
-            f"task {self.common.task!r} is unique by its arguments, and one of them is a result that does not exist "
-            "yet; call it with options(unique=False)"
-        )
+        return EncodedCall(signature, job, keys.throws, keys.skips)
 
 
 def collect_key(task: str, collect: Collect, key: str | None, version: int) -> CollectKey:
@@ -451,7 +375,7 @@ def _with_options(common: NewJob, options: CallOptions, settings: TaskOptions, t
     if "delay" in options and "run_at" in options:
         raise UsageError("delay and run_at contradict each other; give one of them")
     if "id" in options:
-        changes["id"] = caller_id(options["id"])
+        changes["id"] = named(options["id"], field="id")
     if "queue" in options:
         if settings.singleton:
             raise UsageError(
@@ -474,7 +398,7 @@ def _with_options(common: NewJob, options: CallOptions, settings: TaskOptions, t
     if "timeout" in options:
         changes["timeout"] = micros(duration(options["timeout"], field="timeout"))
     if "tags" in options:
-        changes["tags"] = valid_tags(options["tags"])
+        changes["tags"] = _tags(options["tags"])
     if "headers" in options:
         changes["headers"] = valid_headers(options["headers"])
     policy = common.policy
@@ -495,18 +419,6 @@ def _with_options(common: NewJob, options: CallOptions, settings: TaskOptions, t
     return job
 
 
-def caller_id(value: object) -> str:
-    """Return the id that a caller gives to a job.
-
-    Raises:
-        UsageError: it is not a name, or it begins with "~": such ids are those of the members of flows.
-    """
-    valid = named(value, field="id")
-    if valid.startswith("~"):
-        raise UsageError(f"id = {shown(valid)} begins with '~', as the ids of members of flows do; choose another id")
-    return valid
-
-
 def _check_ttl(delay: int, ttl: int | None) -> None:
     if ttl is not None and delay >= ttl:
         raise UsageError(
@@ -516,12 +428,7 @@ def _check_ttl(delay: int, ttl: int | None) -> None:
         )
 
 
-def valid_tags(value: object) -> tuple[str, ...]:
-    """Return the tags that a caller gives.
-
-    Raises:
-        UsageError: they are not words, or too many.
-    """
+def _tags(value: object) -> tuple[str, ...]:
     words = several(value, field="tags")
     if len(words) > TAGS:
         raise UsageError(f"tags has {len(words):,} words, and a job may have {TAGS}; put the rest into its arguments")

@@ -19,9 +19,7 @@ from tenure.core.job import DeadReason, JobRecord, Ref
 from tenure.core.lifecycle import State
 from tenure.errors import JobActiveError, UsageError
 from tenure.options.merging import fill
-from tenure.storage.protocol import Storage
-from tenure.storage.queries import Query
-from tenure.storage.revisions import DeleteJob
+from tenure.storage.protocol import DeleteJob, Query, Storage
 
 PAGE = 200
 """How many jobs one call of the storage reads for a listing."""

@@ -13,9 +13,7 @@ from tenure.options import Rate, Retention, Stall, valid_stall
 from tenure.options.lifetime import retention_in_force
 from tenure.options.rate import rate_key, rate_of
 from tenure.options.stall import stall_of
-from tenure.storage.names import QUEUE_RATE
-from tenure.storage.protocol import Storage
-from tenure.storage.revisions import Settings, Target
+from tenure.storage.protocol import QUEUE_RATE, Settings, Storage, Target
 
 
 class QueueSettings(Struct, frozen=True, kw_only=True):

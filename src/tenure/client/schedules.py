@@ -25,9 +25,7 @@ from tenure.core.ticks import begun, rhythm_of
 from tenure.errors import StorageError, StorageUnavailableError, UnknownScheduleError, UsageError
 from tenure.options import TaskSettings
 from tenure.options.schedules import MissedTicks, grace_micros, missed_policy, valid_overlap
-from tenure.storage.protocol import Storage
-from tenure.storage.requests import DUE_LIMIT, EnqueueResult
-from tenure.storage.revisions import PauseSchedule, PutSchedule, RemoveSchedule
+from tenure.storage.protocol import DUE_LIMIT, EnqueueResult, PauseSchedule, PutSchedule, RemoveSchedule, Storage
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -332,7 +330,7 @@ class Schedules:
             UsageError: a field is invalid, or not exactly one of `cron` and `every` is given.
             StorageError: the schedule may or may not have been stored; it is safe to call again.
         """
-        of_kind(call, EncodedCall, field="call", remedy="write task.call(...)").require_whole()
+        of_kind(call, EncodedCall, field="call", remedy="write task.call(...)")
         schedule = schedule_of(
             name,
             call.job,
@@ -407,7 +405,7 @@ class Schedules:
             StorageError: the schedule may or may not have been changed; it is safe to call again.
         """
         if call is not None:
-            of_kind(call, EncodedCall, field="call", remedy="write task.call(...)").require_whole()
+            of_kind(call, EncodedCall, field="call", remedy="write task.call(...)")
         known, _ = await look_up(await self._storage(), name)
         if cron is None and every is None:
             cron = known.cron

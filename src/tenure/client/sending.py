@@ -21,7 +21,7 @@ from tenure.errors import StorageUnavailableError, UsageError
 from tenure.handlers.functions import is_async
 from tenure.handlers.injection import refuse_injections
 from tenure.options.headers import valid_headers
-from tenure.storage.requests import EnqueueResult
+from tenure.storage.protocol import EnqueueResult
 
 
 class SendCall:

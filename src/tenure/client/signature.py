@@ -2,7 +2,7 @@
 
 import hashlib
 import inspect
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import suppress
 from datetime import datetime
 from inspect import Parameter
@@ -14,16 +14,6 @@ from msgspec import inspect as types
 from msgspec import structs
 
 from tenure.client.codec import Codec, JsonCodec
-from tenure.client.references import (
-    REFERENCES,
-    Failed,
-    FutureResult,
-    Locate,
-    ResultReference,
-    found_futures,
-    without_failed,
-    without_futures,
-)
 from tenure.client.untyped import (
     Check,
     NotFiniteError,
@@ -78,9 +68,7 @@ class Signature:
         self._arguments_struct = msgspec.defstruct("Given", self._names)
         hints = _hints(function if hasattr(function, "__wrapped__") else unwrapped(function))
         _refuse_annotated_injections(hints, task)
-        self._takes_failed = frozenset(name for name, hint in hints.items() if without_failed(hint) is not hint)
-        """The parameters that may be a `Failed`, apart from their type."""
-        hints = {name: prepared(without_failed(hint)) for name, hint in hints.items() if name not in self._injected}
+        hints = {name: prepared(hint) for name, hint in hints.items() if name not in self._injected}
         self._check_readable(hints)
         for name, hint in hints.items():
             refuse_unsupported(hint, what=self._subject(name))
@@ -105,7 +93,6 @@ class Signature:
         self._check_result = check_of(hints.get("return", Any))
         # JSON is decoded and converted in one step; another codec returns plain data, which is converted afterwards.
         self._record_of_json = msgspec.json.Decoder(self._record, dec_hook=self._decoded).decode
-        self._partial_records: dict[frozenset[str], type] = {}
         self._result_of_json = msgspec.json.Decoder(self._returns, dec_hook=self._decoded).decode
         if collects:
             self._check_takes_list(hints)
@@ -241,8 +228,9 @@ class Signature:
                 The message names the task and the argument, or the codec.
             PayloadTooLargeError: the bytes are more than 1 MiB.
         """
-        if kwargs:
-            self._refuse_injected(kwargs)
+        for name in kwargs:
+            if name in self._injected:
+                raise UsageError(f"task {self.task!r}: {name!r} is injected by the worker; leave it out")
         arguments: Any
         try:
             if self._all_required and len(args) == self._positional_count and not kwargs and type(codec) is JsonCodec:
@@ -252,98 +240,19 @@ class Signature:
             else:
                 arguments = self._bound(args, kwargs)
         except TypeError as error:
-            raise self._does_not_fit(error) from None
-        return self._encoded(codec, arguments, args, kwargs)
-
-    def encode_open(
-        self, codec: Codec, args: tuple[Any, ...], kwargs: dict[str, Any], locate: Locate | None = None
-    ) -> bytes:
-        """Return the arguments of a call as bytes; some of them are results of other jobs, stored as references.
-
-        The other arguments are checked as by `encode`. `locate`: says where a result is found; None: check only, and
-        return the other arguments.
-
-        Raises:
-            UsageError, PayloadTooLargeError: see `encode`; or the result of a job is in an argument that may be left
-                out, but not all of it.
-        """
-        self._refuse_injected(kwargs)
-        try:
-            bound = self._bound(args, kwargs)
-        except TypeError as error:
-            raise self._does_not_fit(error) from None
-        futures = {name: list(found_futures(value, (name,))) for name, value in bound.items()}
-        whole = {name: value for name, value in bound.items() if not futures[name]}
-        payload = self._encoded(codec, whole, args, kwargs, whole)
-        if locate is None:
-            return payload
-        references = [self._reference(at, future, locate) for found in futures.values() for at, future in found]
-        partly = {name: without_futures(value) for name, value in bound.items() if not _is_future(value)}
-        try:
-            payload = codec.encode({**self._types.plain(partly), REFERENCES: msgspec.to_builtins(references)})
-        except Exception as error:
-            raise UsageError(
-                f"task {self.task!r}: {self._unencodable(codec, partly)} cannot be encoded ({error})"
-            ) from (error)
-        self._check_bytes(codec, payload)
-        if len(payload) > PAYLOAD_LIMIT:
-            raise PayloadTooLargeError(self.task, len(payload), PAYLOAD_LIMIT)
-        return payload
-
-    def _reference(self, at: tuple[str | int, ...], future: FutureResult, locate: Locate) -> ResultReference:
-        source, if_failed = locate(future)
-        parameter = self._signature.parameters[str(at[0])]
-        what = f"task {self.task!r}: argument {'.'.join(map(str, at))!r} is {future!r}"
-        if if_failed == "leave_out" and (len(at) > 1 or _required(parameter)):
-            raise UsageError(
-                f"{what}, which is left out if that job fails; give the parameter {parameter.name!r} a default, and "
-                "pass only the result for it"
-            )
-        if if_failed == "pass" and (len(at) > 1 or parameter.name not in self._takes_failed):
-            raise UsageError(
-                f"{what}, or Failed; annotate the parameter as that, ({parameter.name}: int | Failed), and pass only "
-                "the outcome for it"
-            )
-        return ResultReference(at, source, if_failed)
-
-    def known_arguments(self, codec: Codec, payload: bytes) -> dict[str, Any]:
-        """Return the arguments of `OpenArguments.whole` by name. Any exception means that they cannot be decoded."""
-        names = frozenset(codec.decode(payload))
-        read = self._read_partial(names, codec, payload)
-        return {name: getattr(read, name) for name in names}
-
-    def _refuse_injected(self, kwargs: dict[str, Any]) -> None:
-        for name in kwargs:
-            if name in self._injected:
-                raise UsageError(f"task {self.task!r}: {name!r} is injected by the worker; leave it out")
-
-    def _does_not_fit(self, error: TypeError) -> UsageError:
-        called = _ONE if self.collects else self._signature
-        return UsageError(f"task {self.task!r}: {error}; its signature is {called}")
-
-    def _encoded(
-        self,
-        codec: Codec,
-        arguments: Any,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        whole: dict[str, Any] | None = None,
-    ) -> bytes:
-        """Return arguments as bytes, after checking that they come back equal. See `encode`.
-
-        `whole`: those of them that are not results of other jobs, if some are.
-        """
+            called = _ONE if self.collects else self._signature
+            raise UsageError(f"task {self.task!r}: {error}; its signature is {called}") from None
         try:
             payload = codec.encode(self._types.plain(arguments) if self._special_arguments else arguments)
         except Exception as error:
-            bound = self._by_name(args, kwargs, whole)
+            bound = self._bound(args, kwargs)
             refused = self._first_lossy(codec, bound)
             subject = self._unencodable(codec, bound) if refused is None else f"argument {refused[0]!r}"
             # A ValueError is about the value, such as a lone surrogate: no annotation helps.
             by_value = isinstance(error, ValueError) if refused is None else refused[2].kind is None
             remedy = "pass another value" if by_value else "annotate the parameter with the type, or pass plain data"
             raise UsageError(f"task {self.task!r}: {subject} cannot be encoded ({error}); {remedy}") from error
-        if self._checks and (changed := self._first_lossy(codec, self._by_name(args, kwargs, whole))) is not None:
+        if self._checks and (changed := self._first_lossy(codec, self._bound(args, kwargs))) is not None:
             path, name, refused_for = changed
             raise UsageError(
                 f"task {self.task!r}: argument {path!r} is {refused_for.what}, and would not come back equal; "
@@ -353,12 +262,12 @@ class Signature:
         if len(payload) > PAYLOAD_LIMIT:
             raise PayloadTooLargeError(self.task, len(payload), PAYLOAD_LIMIT)
         try:
-            read = self._read(codec, payload) if whole is None else self._read_partial(frozenset(whole), codec, payload)
+            read = self._read(codec, payload)
         except Exception as error:
-            problem = _not_finite(self._by_name(args, kwargs, whole)) or _named_error(error)
+            problem = _not_finite(self._bound(args, kwargs)) or _named_error(error)
             raise UsageError(f"task {self.task!r}: {problem}; its signature is {self._signature}") from None
         if self._special_arguments:
-            for name, value in self._by_name(args, kwargs, whole).items():
+            for name, value in self._bound(args, kwargs).items():
                 difference = self._types.difference(value, getattr(read, name), name)
                 if difference is not None:
                     raise UsageError(
@@ -366,9 +275,6 @@ class Signature:
                         "encodes, or pass plain data"
                     )
         return payload
-
-    def _by_name(self, args: tuple[Any, ...], kwargs: dict[str, Any], whole: dict[str, Any] | None) -> dict[str, Any]:
-        return self._bound(args, kwargs) if whole is None else whole
 
     def decode_batch(
         self, codec: Codec, payload: bytes, count: int, upgrade: Callable[[Any], Any] | None = None
@@ -388,31 +294,19 @@ class Signature:
         return (items,), {}
 
     def decode(
-        self,
-        codec: Codec,
-        payload: bytes,
-        upgrade: Callable[[Any], Any] | None = None,
-        failures: Mapping[str, Failed] | None = None,
+        self, codec: Codec, payload: bytes, upgrade: Callable[[Any], Any] | None = None
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the arguments to call the handler with. Any exception means that the payload cannot be decoded.
 
-        `upgrade`: upgrades the plain data of an older payload, which is then checked like any other. `failures`: the
-        arguments that are not in the payload, by name.
+        `upgrade`: upgrades the plain data of an older payload, which is then checked like any other.
         """
-        read: Any
-        if failures:
-            if not failures.keys() <= self._takes_failed:
-                raise ValueError(f"the parameters {', '.join(failures)} do not all take Failed")
-            names = frozenset(name for name, _ in self._kinds if name not in failures)
-            read = self._read_partial(names, codec, payload, upgrade)
-        else:
-            read = self._read(codec, payload, upgrade)
-            if self._all_required:
-                return structs.astuple(read), {}
+        read = self._read(codec, payload, upgrade)
+        if self._all_required:
+            return structs.astuple(read), {}
         args: list[Any] = []
         kwargs: dict[str, Any] = {}
         for index, (name, kind) in enumerate(self._kinds):
-            value: Any = failures[name] if failures and name in failures else getattr(read, name)
+            value = getattr(read, name)
             if value is msgspec.UNSET:
                 continue
             match kind:
@@ -557,22 +451,6 @@ class Signature:
             else self._converted(data, self._record)
         )
 
-    def _read_partial(
-        self, names: frozenset[str], codec: Codec, payload: bytes, upgrade: Callable[[Any], Any] | None = None
-    ) -> Any:
-        """Read the arguments of these names. The others are results that do not exist yet."""
-        record: Any = self._partial_records.get(names)
-        if record is None:
-            parameters = [parameter for name, parameter in self._signature.parameters.items() if name in names]
-            fields = [_field(parameter, self._annotations) for parameter in parameters]
-            record = msgspec.defstruct("Arguments", fields, forbid_unknown_fields=True, kw_only=True)
-            self._partial_records[names] = record
-        # Read from JSON, because msgspec converts some keys of dicts only there.
-        if upgrade is not None or type(codec) is not JsonCodec:
-            data = codec.decode(payload)
-            payload = msgspec.json.encode(data if upgrade is None else upgrade(data))
-        return msgspec.json.decode(payload, type=record, dec_hook=self._decoded)
-
     def _decoded(self, cls: Any, data: Any) -> Any:
         return self._types.decode(cls, data)
 
@@ -709,10 +587,6 @@ def _stored(parameter: Parameter) -> Gathers:
             return "named"
         case _:
             return "one"
-
-
-def _is_future(value: object) -> bool:
-    return isinstance(value, FutureResult)
 
 
 def _required(parameter: Parameter) -> bool:

@@ -30,11 +30,8 @@ from tenure.options.headers import valid_headers
 from tenure.options.rate import rate_key, rate_of
 from tenure.outbox.outbox import Outbox
 from tenure.storage.connections import TransactionalStorage, TxConnection, run_now
-from tenure.storage.names import TASK_RATE
-from tenure.storage.protocol import Storage
-from tenure.storage.queries import Query
-from tenure.storage.requests import EnqueueResult
-from tenure.storage.revisions import Settings, Target
+from tenure.storage.protocol import TASK_RATE, EnqueueResult, Query, Settings, Storage, Target
+from tenure.storage.waiting import require_plain
 
 R = TypeVar("R")
 
@@ -123,8 +120,6 @@ class StorageClient:
 
     async def submit(self, call: EncodedCall[R]) -> Job[R]:
         """Enqueue a call, in a round trip that it may share with other callers; every `enqueue` uses this method."""
-        if call.open_arguments is not None:
-            call.require_whole()
         # The same as `opened`, without one more coroutine per call.
         storage = self.storage
         await storage.open()
@@ -137,7 +132,7 @@ class StorageClient:
             else:
                 receipt = await self._batcher.enqueue(storage, job)
         except StorageError as error:
-            raise with_ids(error, [call.job.id]) from error.__cause__
+            raise _with_ids(error, [call]) from error.__cause__
         return self._handle(call, receipt)
 
     async def _batched(self, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
@@ -163,7 +158,7 @@ class StorageClient:
             else:
                 receipts = await storage.enqueue(jobs)
         except StorageError as error:
-            raise with_ids(error, [call.job.id for call in calls]) from error.__cause__
+            raise _with_ids(error, calls) from error.__cause__
         return [self._handle(call, receipt) for call, receipt in zip(calls, receipts, strict=True)]
 
     async def submit_in(
@@ -181,6 +176,9 @@ class StorageClient:
                 f"tx: the queue is in {database.url}, which is not the database of a transaction; name that database "
                 "in Tenure(outbox=...), use a PostgreSQL or SQLite storage, or enqueue without tx after the commit"
             )
+        if self._outbox is not None and not self.storage.flows:
+            # The relay could only refuse them after the commit.
+            require_plain(self.storage.url, (call.job for call in calls))
         await database.prepare_tx()
 
         def store_here(jobs: Sequence[NewJob]) -> list[EnqueueResult]:
@@ -218,20 +216,8 @@ class StorageClient:
         caller = CallerThread()
         return PORTAL.call(self.submit_in(tx, calls, caller), verb="enqueue", caller=caller)
 
-    async def submit_flow(self, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
-        """Enqueue jobs of a flow by one request.
-
-        Raises:
-            StorageError: the jobs may have been stored or not.
-        """
-        storage = await self.opened()
-        if (current := running_job()) is not None and current.headers:
-            jobs = [_inheriting(job, current.headers) for job in jobs]
-        return await (self.sending.send(jobs, storage.enqueue) if self.sending else storage.enqueue(jobs))
-
     async def unique_job(self, call: EncodedCall[R]) -> Job[R] | None:
         """Return the unfinished job that holds the unique key of a call; for `Task.unique_job`."""
-        call.require_whole()
         key = call.job.merge
         if not isinstance(key, UniqueKey):
             raise UsageError(
@@ -254,7 +240,7 @@ class StorageClient:
                 try:
                     value: R = await job.result()
                 except StorageError as error:
-                    raise with_ids(error, [call.job.id]) from error.__cause__
+                    raise _with_ids(error, [call]) from error.__cause__
                 return value
         except TimeoutError:
             message = f"job {job_id} did not end within {limit:g} s; it continues if it was stored in time"
@@ -325,15 +311,15 @@ def _calls(values: Iterable[EncodedCall[R]]) -> list[EncodedCall[R]]:
         ) from None
     calls = list(iterator)
     for call in calls:
-        of_kind(call, EncodedCall, field="a call", remedy="write task.call(...) for each").require_whole()
+        of_kind(call, EncodedCall, field="a call", remedy="write task.call(...) for each")
     return calls
 
 
-def with_ids(error: StorageError, ids: Sequence[str]) -> StorageError:
+def _with_ids(error: StorageError, calls: Sequence[EncodedCall[Any]]) -> StorageError:
     """Return a copy of an enqueue's error with the ids of its jobs; other callers may get the original error, too."""
     error_with_ids = copy.copy(error).with_traceback(error.__traceback__)
-    error_with_ids.job_ids = tuple(ids)
-    more = f" and {len(ids) - 3} more (all in job_ids)" if len(ids) > 3 else ""
+    error_with_ids.job_ids = tuple(call.job.id for call in calls)
+    more = f" and {len(calls) - 3} more (all in job_ids)" if len(calls) > 3 else ""
     error_with_ids.add_note(
         f"The call used the id {', '.join(map(repr, error_with_ids.job_ids[:3]))}{more}; "
         "enqueueing again with the same id makes no second job."

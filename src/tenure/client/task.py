@@ -3,17 +3,14 @@
 import functools
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, NoReturn, ParamSpec, Protocol, TypeVar, Unpack, cast, overload
+from typing import Any, Generic, NoReturn, ParamSpec, Protocol, TypeVar, Unpack, overload
 
 from tenure.background_loop import PORTAL
 from tenure.client.codec import Codec
 from tenure.client.encoder import CallEncoder
-from tenure.client.flow_builder import PREVIOUS
-from tenure.client.flows import FlowServices, Link
 from tenure.client.handle import Job
 from tenure.client.job_template import EncodedCall, JobTemplate
 from tenure.client.migration import Migration, Migrations, PayloadVersions
-from tenure.client.references import FutureResult, taken_failures
 from tenure.client.signature import Signature
 from tenure.client.storage_client import StorageClient, TaskControls
 from tenure.client.value_types import ValueTypes
@@ -37,11 +34,8 @@ WAIT = 30.0
 """Seconds that `enqueue_and_wait` waits by default; the option `wait` overrides it."""
 
 P = ParamSpec("P")
-Q = ParamSpec("Q")
 R = TypeVar("R")
 T = TypeVar("T")
-T_contra = TypeVar("T_contra", contravariant=True)
-R_co = TypeVar("R_co", covariant=True)
 E = TypeVar("E", bound=JobEvent)
 
 
@@ -57,7 +51,6 @@ class AppServices:
     client: StorageClient
     event_handlers: Handlers
     types: ValueTypes
-    flows: FlowServices
     serves_others: bool
 
 
@@ -71,17 +64,6 @@ class TaskBinding:
     template: JobTemplate
     around: tuple[Sequence[Middleware], ...] = ()
     """The middleware of the task's routers, the outermost first."""
-
-
-class TakesFirst(Protocol[T_contra, Q, R_co]):
-    """A task, or one with options, whose first parameter may be given by position.
-
-    Type checkers infer the type of that parameter from a method, and not all of them from `Task[Concatenate[T, Q], R]`.
-    """
-
-    def call(self, first: T_contra, /, *rest: Q.args, **named: Q.kwargs) -> EncodedCall[R_co]:
-        """See `Task.call`."""
-        ...
 
 
 class Bound(Generic[P, R]):
@@ -136,25 +118,13 @@ class Bound(Generic[P, R]):
         """Call `Task.call` with these options."""
         if self._tx is not None:
             raise UsageError("a call has no transaction of its own; give it to app.enqueue_many(calls, tx=...)")
-        return self._bound_template.call_in_flow(args, kwargs)
-
-    def take(self: "TakesFirst[T, Q, R]", *rest: Q.args, **named: Q.kwargs) -> Link[T, R]:
-        """Call `Task.take` with these options."""
-        bound = cast("Bound[..., R]", self)
-        if bound._tx is not None:
-            raise UsageError("tx and take contradict each other: a flow is not part of a transaction")
-        call = bound._bound_template.call_in_flow((FutureResult(PREVIOUS), *rest), named)
-        return Link(call, bound._task.binding.app.flows)
+        return self._call(args, kwargs)
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> EncodedCall[R]:
-        return self._bound_template.call(args, kwargs)
-
-    @property
-    def _bound_template(self) -> JobTemplate:
         if self._template.encoder is None:
             # The task had no app when these options were given. The app has options of its own.
             self._template = self._task.binding.template.with_options(self._options)
-        return self._template
+        return self._template.call(args, kwargs)
 
 
 class Task(PublicObject, Generic[P, R]):
@@ -338,20 +308,6 @@ class Task(PublicObject, Generic[P, R]):
         """
         return self._plain.call(*args, **kwargs)
 
-    def take(self: "TakesFirst[T, Q, R]", *rest: Q.args, **named: Q.kwargs) -> Link[T, R]:
-        """Return a link of a chain: a call whose first argument is the result of the call before it.
-
-        Give the other arguments: `fetch.call(url) | clean.take(strict=True) | store.take()`. The worker reads the
-        result when it starts the run, and decodes it as the type of the first parameter. If it does not fit, the job
-        fails as *undecodable*.
-
-        Raises:
-            UsageError: the arguments do not fit the signature or cannot be encoded, or the task belongs to a router
-                that no app includes yet.
-        """
-        link: Link[T, R] = cast("Task[..., R]", self)._plain.take(*rest, **named)
-        return link
-
     @lists_options(CallOptions, described_by=CallOptions)
     def options(self, **options: Unpack[CallOptions]) -> Bound[P, R]:
         """Return this task with call options: `task.options(delay="5m").enqueue(...)`. See `CallOptions`.
@@ -371,10 +327,7 @@ class Task(PublicObject, Generic[P, R]):
             upgrade = functools.partial(self.migrations.upgraded, version=version)
         if job.collected:
             return self.signature.decode_batch(codec, job.payload, job.collected, upgrade)
-        if job.links is None:
-            return self.signature.decode(codec, job.payload, upgrade)
-        failures, payload = taken_failures(codec, job.payload)
-        return self.signature.decode(codec, payload, upgrade, failures)
+        return self.signature.decode(codec, job.payload, upgrade)
 
     async def pause(self, *, by: str | None = None) -> None:
         """Pause this task: start no more of its jobs, in any queue.

@@ -4,8 +4,7 @@ from collections.abc import Awaitable, Callable
 
 from tenure.core.check import named, remark, whole
 from tenure.errors import UsageError
-from tenure.storage.protocol import Storage
-from tenure.storage.revisions import Settings, Target
+from tenure.storage.protocol import Settings, Storage, Target
 
 
 class Workers:

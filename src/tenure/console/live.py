@@ -26,8 +26,7 @@ from tenure.core.events import AnyEvent, EventsTrimmed, JobEvent, name_of
 from tenure.core.internal import OPS_QUEUE, is_internal_event
 from tenure.events.follow import pages
 from tenure.ops.events import shown_events
-from tenure.storage.protocol import Storage
-from tenure.storage.queries import EVENTS_END, EventPage
+from tenure.storage.protocol import EVENTS_END, EventPage, Storage
 
 logger = logging.getLogger("tenure.console")
 

@@ -14,7 +14,7 @@ from tenure.errors import UsageError
 from tenure.ops.names import KnownNames
 from tenure.ops.webhook_service import BoundWebhook
 from tenure.ops.workers import UnknownWorkerError, find_worker
-from tenure.storage.queries import QueueSurvey, Survey, WorkerSurvey
+from tenure.storage.protocol import QueueSurvey, Survey, WorkerSurvey
 from tenure.webhooks.declaration import Webhook
 
 

@@ -18,9 +18,7 @@ from tenure.core.job import RateKey
 from tenure.errors import UsageError
 from tenure.options import Keep, Rate, Retention, Stall
 from tenure.options.rate import rate_key
-from tenure.storage.names import QUEUE_RATE, TASK_RATE
-from tenure.storage.queries import QueueSurvey, Survey
-from tenure.storage.revisions import Settings
+from tenure.storage.protocol import QUEUE_RATE, TASK_RATE, QueueSurvey, Settings, Survey
 
 
 @contextmanager

@@ -101,7 +101,7 @@ from tenure.ops.views import (
 from tenure.ops.webhooks import WebhookView, delivery_decoder, delivery_views, webhook_view
 from tenure.ops.workers import ListedWorker, listed_worker, stacks
 from tenure.storage.cursors import recorded_within
-from tenure.storage.queries import ActsQuery, Survey
+from tenure.storage.protocol import ActsQuery, Survey
 
 T = TypeVar("T")
 

@@ -13,7 +13,7 @@ from tenure.ops.tasks import TaskView
 from tenure.ops.views import LogView, QueueSettingsView, RateView, ReasonView, RunView, ScheduleView, TickView
 from tenure.ops.webhooks import DeliveryView, WebhookView
 from tenure.ops.workers import ListedWorker, StackView
-from tenure.storage.queries import ListOrder
+from tenure.storage.protocol import ListOrder
 
 JOBS_MOST = 200
 """The greatest number of jobs on a page."""

@@ -7,7 +7,6 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 import msgspec
 
-from tenure.client.references import needs_failed
 from tenure.client.schedules import pause, remove, trigger
 from tenure.client.workers import valid_concurrency
 from tenure.clock import SECOND, SystemClock, entropy
@@ -81,16 +80,16 @@ from tenure.ops.webhooks import (
 )
 from tenure.ops.workers import OrderedView, give_order
 from tenure.options.tasks import CallOptions, valid_priority
-from tenure.storage.queries import Survey
-from tenure.storage.requests import EnqueueResult
-from tenure.storage.revisions import (
+from tenure.storage.protocol import (
     CancelJob,
     DeleteJob,
+    EnqueueResult,
     RedriveJob,
     RescheduleJob,
     RetainJob,
     Revision,
     Settings,
+    Survey,
     Target,
 )
 
@@ -192,9 +191,6 @@ async def _revise(call: ApiCall, body: JobBody, action: str, revision: Revision)
         case "gone":
             raise unknown_job(f"{subject} does not exist: never enqueued there, deleted, or past its retention")
         case "refused" if result.holder is not None:
-            if await needs_failed(call.access.storage, ref, result.holder):
-                needed = f"it needs the job {result.holder.id} of the queue {result.holder.queue}, which failed"
-                raise from_message("wrong-state", f"{subject} is not redriven: {needed}; redrive that one instead")
             why = f"{subject} is not redriven: job {result.holder.id} holds its unique key"
             raise ProblemError("key-held", why, "wait until that job ends, or cancel it")
         case "refused":

@@ -24,7 +24,7 @@ Charge = Literal["failures", "stalls", "releases"]
 OnExpire = Literal["fail", "discard"]
 OnWorkerLost = Literal["retry", "fail"]
 StallReason = Literal["lease_expired", "process_died", "no_progress", "loop_blocked"]
-DeadReason = Literal["exhausted", "stalled", "crashed", "rejected", "undecodable", "timeout", "dependency", "abandoned"]
+DeadReason = Literal["exhausted", "stalled", "crashed", "rejected", "undecodable", "timeout", "dependency"]
 UniqueScope = Literal["unfinished", "queued"]
 
 
@@ -388,7 +388,7 @@ class JobDetail(Struct, frozen=True):
     """A job with its runs (the newest hundred) and its log (the newest thousand lines).
 
     `log_dropped`: how many lines are missing from the log: older lines, and lines that a worker could not send.
-    `steps`: the recorded outcomes of its steps, and of what it has waited for, in order.
+    `steps`: the recorded outcomes of what it has waited for, in order.
     """
 
     job: JobRecord

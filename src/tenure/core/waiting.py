@@ -10,7 +10,7 @@ maximum is also the latest truth: a token "failed" that arrives after "completed
 
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
-from typing import Literal, Protocol
+from typing import Literal
 
 from msgspec import Struct, field
 
@@ -41,12 +41,6 @@ have arrived, it breaks the wait. "only": the wait is for completed tokens only,
 
 MetBy = Literal["failed", "completed", "timer"]
 """What met a need: its tokens, one of which failed or all of which completed; or its time."""
-
-StepKind = Literal["step", "sleep", "signal", "wait"]
-"""What a step is: a call of a function, a pause, a wait for a signal, or a wait for other jobs."""
-
-SLEEP = "sleep"
-"""The box of needs that wait for time alone. No token is delivered to it."""
 
 
 class JobKind(StrEnum):
@@ -107,8 +101,7 @@ class Links(Struct, frozen=True, omit_defaults=True, gc=False):
 
     `wait`: what it waits, or has waited, for last. `dependents`: the jobs that are notified of its end. `flow`: the
     flow that it is a member of. `plan`: the members of a flow. `wake_at`: of a suspended job, the instant at which time
-    alone ends its wait, or its deadline passes. `open_ttl`: a flow that is not sealed is abandoned when nothing was
-    added to it for so many microseconds; None: never.
+    alone ends its wait, or its deadline passes.
     """
 
     wait: Wait | None = None
@@ -117,15 +110,13 @@ class Links(Struct, frozen=True, omit_defaults=True, gc=False):
     flow: Ref | None = None
     plan: Plan | None = None
     wake_at: int | None = None
-    open_ttl: int | None = None
 
 
 class StepRecord(Struct, frozen=True, gc=False):
-    """The recorded outcome of a step: of a function that a handler called, or of a need of a wait.
+    """The recorded outcome of a step, which is a need of a wait so far.
 
-    `run`: the run that recorded it; of a need, the last run before it was met. `at`: when it was recorded, in
-    microseconds. `body`: the value, the content of a signal, or the error of a failed step as JSON. `took`: the
-    microseconds that the function took.
+    `run`: the number of the job's last run before. `at`: when it was recorded, in microseconds. `body`: the content of
+    a signal.
     """
 
     name: str
@@ -133,110 +124,14 @@ class StepRecord(Struct, frozen=True, gc=False):
     at: int
     by: MetBy
     body: bytes | None = None
-    kind: StepKind = "wait"
-    took: int | None = None
-
-    @property
-    def is_failure(self) -> bool:
-        """True if a redrive forgets it: a failure, or a wait for a signal whose time was over."""
-        return self.by == "failed" or (self.by == "timer" and self.kind == "signal")
-
-
-class BoxState(Protocol):
-    """What a wait depends on in a box: how many keys have a token, and what they say."""
-
-    @property
-    def arrived(self) -> int:
-        """How many keys have a token."""
-        ...
-
-    @property
-    def any_failed(self) -> bool:
-        """True if a token is failed."""
-        ...
-
-    @property
-    def any_completed(self) -> bool:
-        """True if a token is completed."""
-        ...
-
-    @property
-    def first_failed(self) -> str | None:
-        """The failed key that comes first: short keys before long ones, so that numbers are in their order.
-
-        It does not depend on the order of arrival.
-        """
-        ...
-
-    @property
-    def total(self) -> int | None:
-        """How many keys there will be, once known."""
-        ...
-
-    def body(self, count: int) -> bytes | None:
-        """Return the content of the completed token that arrived as the `count`-th of them."""
-        ...
-
-
-class InboxState(Protocol):
-    """What a wait is compared with."""
-
-    def box(self, name: str) -> BoxState:
-        """Return a box; it is empty if nothing arrived in it."""
-        ...
-
-
-class BoxCounts(Struct, frozen=True, gc=False):
-    """The numbers of a box whose tokens were not read. It does not know their contents."""
-
-    failed: int = 0
-    completed: int = 0
-    total: int | None = None
-    first_failed: str | None = None
-
-    @property
-    def arrived(self) -> int:
-        """See `BoxState.arrived`."""
-        return self.failed + self.completed
-
-    @property
-    def any_failed(self) -> bool:
-        """See `BoxState.any_failed`."""
-        return self.failed > 0
-
-    @property
-    def any_completed(self) -> bool:
-        """See `BoxState.any_completed`."""
-        return self.completed > 0
-
-    def body(self, count: int) -> bytes | None:
-        """Return None: the contents were not read."""
-        return None
-
-
-class InboxCounts(Struct, frozen=True, gc=False):
-    """The numbers of the boxes of an inbox."""
-
-    boxes: Mapping[str, BoxCounts]
-
-    def box(self, name: str) -> BoxCounts:
-        """Return the numbers of a box."""
-        return self.boxes.get(name, _NO_TOKENS)
-
-
-_NO_TOKENS = BoxCounts()
 
 
 class Box(Struct):
-    """The tokens of one box, by key, in the order of their arrival. `total`: how many there will be, once known.
-
-    `read`: how many of them, if they are signals, the job has been awakened with.
-    """
+    """The tokens of one box, by key, in the order of their arrival. `total`: how many there will be, once known."""
 
     failed: dict[str, WaitToken] = field(default_factory=dict[str, WaitToken])
     completed: dict[str, WaitToken] = field(default_factory=dict[str, WaitToken])
     total: int | None = None
-    read: int = 0
 
     @property
     def arrived(self) -> int:
@@ -244,25 +139,12 @@ class Box(Struct):
         return len(self.failed) + len(self.completed)
 
     @property
-    def any_failed(self) -> bool:
-        """True if a token is failed."""
-        return bool(self.failed)
-
-    @property
-    def any_completed(self) -> bool:
-        """True if a token is completed."""
-        return bool(self.completed)
-
-    @property
     def first_failed(self) -> str | None:
-        """See `BoxState.first_failed`."""
-        return min(self.failed, key=lambda key: (len(key), key), default=None)
+        """The failed key that comes first: short keys before long ones, so that numbers are in their order.
 
-    def body(self, count: int) -> bytes | None:
-        """Return the content of the completed token that arrived as the `count`-th of them."""
-        if not 0 < count <= len(self.completed):
-            return None
-        return list(self.completed.values())[count - 1].body
+        It does not depend on the order of arrival.
+        """
+        return min(self.failed, key=lambda key: (len(key), key), default=None)
 
 
 _EMPTY = Box()
@@ -289,11 +171,6 @@ class Inbox(Struct):
             box.completed[token.key] = token
         return True
 
-    def note_read(self, name: str, count: int) -> None:
-        """Note that the job was awakened with the first `count` signals of a box."""
-        box = self.boxes.setdefault(name, Box())
-        box.read = max(box.read, count)
-
     def seal(self, name: str, total: int) -> bool:
         """Record how many keys a box will have; return True if that changed the inbox. The largest number counts."""
         box = self.boxes.setdefault(name, Box())
@@ -309,17 +186,6 @@ class NeedOutcome(Struct, frozen=True, gc=False):
     need: Need
     by: MetBy
     body: bytes | None = None
-
-    def step(self, run: int, now: int) -> StepRecord | None:
-        """Return the record of this outcome, if the need names a step. `run`: the job's last run."""
-        if self.need.step is None:
-            return None
-        kind: StepKind = "wait"
-        if self.need.box.startswith(SIGNAL):
-            kind = "signal"
-        elif self.need.box == SLEEP:
-            kind = "sleep"
-        return StepRecord(self.need.step, run, now, self.by, self.body, kind)
 
 
 class Open(Struct, frozen=True):
@@ -356,7 +222,7 @@ Verdict = Open | Met | Broken | Skipped
 _OPEN = Open()
 
 
-def evaluate(wait: Wait, inbox: InboxState, now: int) -> Verdict:
+def evaluate(wait: Wait, inbox: Inbox, now: int) -> Verdict:
     """Compare a wait with what has arrived by `now`, in microseconds.
 
     The answer does not depend on the order in which the tokens arrived, except for the body of a signal. For all needs,
@@ -376,7 +242,7 @@ def evaluate(wait: Wait, inbox: InboxState, now: int) -> Verdict:
     return Met(tuple(met)) if wait.want == "all" and len(met) == len(verdicts) else _OPEN
 
 
-def due_at(wait: Wait, inbox: InboxState) -> int | None:
+def due_at(wait: Wait, inbox: Inbox) -> int | None:
     """Return the instant at which time alone ends an open wait; None if it needs a token."""
     missing = [need for need in wait.needs if isinstance(_evaluate(need, inbox, None), Open)]
     times = [need.until for need in missing if need.until is not None]
@@ -385,7 +251,7 @@ def due_at(wait: Wait, inbox: InboxState) -> int | None:
     return max(times, default=None) if len(times) == len(missing) else None
 
 
-def missing_sources(wait: Wait, inbox: InboxState) -> list[tuple[Need, Ref]]:
+def missing_sources(wait: Wait, inbox: Inbox) -> list[tuple[Need, Ref]]:
     """Return the needs that are still open and wait for the end of one job, each with that job."""
     return [
         (need, need.source)
@@ -412,19 +278,26 @@ def failure_cause(need: Need, key: str, job: Ref, kind: JobKind, plan: Plan | No
     return Ref(job.queue, f"{job.id}~{key}") if kind is JobKind.GROUP else None
 
 
-def _evaluate(need: Need, inbox: InboxState, now: int | None) -> Open | NeedOutcome | Broken | Skipped:
+def _evaluate(need: Need, inbox: Inbox, now: int | None) -> Open | NeedOutcome | Broken | Skipped:
     """Compare one need with its box. `now`: None leaves the need's time out."""
     box = inbox.box(need.box)
-    failed = box.first_failed if need.mode in ("fail", "only", "tally") and box.any_failed else None
+    failed = box.first_failed if need.mode in ("fail", "only", "tally") and box.failed else None
     if need.mode == "fail" and failed is not None:
         return Broken(need, failed)
-    if (need.mode == "only" and failed is not None) or (need.mode == "unless" and box.any_completed):
+    if (need.mode == "only" and failed is not None) or (need.mode == "unless" and box.completed):
         return Skipped(need)
     count = box.total if need.count is None else need.count
     if count is not None and box.arrived >= count:
         if need.mode == "tally" and failed is not None:
             return Broken(need, failed)
-        return NeedOutcome(need, "failed" if box.any_failed else "completed", box.body(count))
+        return NeedOutcome(need, "failed" if box.failed else "completed", _body(box, count))
     if now is not None and need.until is not None and need.until <= now:
         return NeedOutcome(need, "timer")
     return _OPEN
+
+
+def _body(box: Box, count: int) -> bytes | None:
+    """Return the content of the last token that a need counts, in the order of arrival."""
+    if not 0 < count <= len(box.completed):
+        return None
+    return list(box.completed.values())[count - 1].body

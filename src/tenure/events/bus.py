@@ -18,8 +18,7 @@ from tenure.errors import StorageError, StorageUnavailableError, UsageError
 from tenure.events.follow import pages
 from tenure.events.handler_calls import Handler, HandlerCalls
 from tenure.storage.cursors import numbers_of, recorded_within, set_back
-from tenure.storage.protocol import Storage
-from tenure.storage.queries import EVENTS_END, EventPage, EventReader
+from tenure.storage.protocol import EVENTS_END, EventPage, EventReader, Storage
 from tenure.waiting import first
 
 RENEWED = 1.0

@@ -13,10 +13,8 @@ from tenure.core.events import AnyEvent
 from tenure.core.exponential_delay import ExponentialDelay
 from tenure.core.job import Ref
 from tenure.errors import StorageError, StorageUnavailableError
-from tenure.storage.names import EVENTS_TOPIC, job_topic
 from tenure.storage.notification_retry import Hints
-from tenure.storage.protocol import Storage
-from tenure.storage.queries import EventPage
+from tenure.storage.protocol import EVENTS_TOPIC, EventPage, Storage, job_topic
 from tenure.waiting import first
 
 POLL = 1.0

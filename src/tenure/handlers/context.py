@@ -4,18 +4,18 @@ import math
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
-from contextvars import Context, ContextVar, copy_context
+from contextvars import Context, ContextVar
 from datetime import datetime
 from typing import Any, TypeVar, overload
 
 from tenure.core.document import PROGRESS_LIMIT, NotADocumentError, encode_document
 from tenure.core.duration import moment
 from tenure.core.job import JobRecord, RecordedError, Ref
+from tenure.core.public import PublicObject
 from tenure.core.text import storable
 from tenure.errors import PayloadTooLargeError, UsageError
 from tenure.failures import text_of
 from tenure.handlers.control import Cancel
-from tenure.handlers.durable import DurableContext, StepEngine
 from tenure.handlers.job_data import JobData
 from tenure.handlers.transaction import JobTransaction
 
@@ -192,7 +192,7 @@ def _merged(message: object, args: tuple[object, ...]) -> str:
         return f"{text} {args!r}"
 
 
-class JobContext(DurableContext):
+class JobContext(PublicObject):
     """The running job, as its handler sees it; `current_job()` returns it."""
 
     _internal = frozenset({"misuse", "over", "record", "stop"})
@@ -214,13 +214,8 @@ class JobContext(DurableContext):
         state: Any = None,
         report: Callable[[tuple[Ref, int]], None] = lambda key: None,
         open_transaction: OpenTransaction | None = None,
-        open_steps: Callable[[], StepEngine] | None = None,
     ) -> None:
-        """Create the context of a run. `report` is called with the job and the fence when a report should be sent.
-
-        `open_steps`: returns the engine of its steps.
-        """
-        self._open_steps = open_steps
+        """Create the context of a run. `report` is called with the job and the fence when a report should be sent."""
         self._open_transaction = open_transaction
         self._job = job
         self._signs = signs
@@ -421,7 +416,7 @@ class JobContext(DurableContext):
         self._cancelled = reason
 
 
-_CURRENT: ContextVar[JobContext | None] = ContextVar("tenure_job", default=None)
+_CURRENT: ContextVar[JobContext] = ContextVar("tenure_job")
 
 
 def current_job() -> JobContext:
@@ -432,21 +427,21 @@ def current_job() -> JobContext:
     Raises:
         UsageError: the caller does not run in a job.
     """
-    job = _CURRENT.get()
-    if job is None:
-        raise UsageError("current_job() was called outside of a running job")
-    return job
+    try:
+        return _CURRENT.get()
+    except LookupError:
+        raise UsageError("current_job() was called outside of a running job") from None
 
 
 def current_record() -> JobRecord | None:
     """Return the record of the job that the caller runs in, or None; for log records."""
-    job = _CURRENT.get()
+    job = _CURRENT.get(None)
     return None if job is None else job.record
 
 
 def running_job() -> JobContext | None:
     """Return the job whose run the caller belongs to, or None outside a run and after it has ended."""
-    job = _CURRENT.get()
+    job = _CURRENT.get(None)
     return None if job is None or job.over else job
 
 
@@ -471,10 +466,3 @@ def job_of(context: Context) -> JobContext | None:
 def entered(context: JobContext) -> None:
     """Make this the current job of the calling task or thread; for the worker."""
     _CURRENT.set(context)
-
-
-def outside_of_jobs() -> Context:
-    """Return a copy of the calling context that belongs to no job; for tasks that a job starts for its process."""
-    copied = copy_context()
-    copied.run(_CURRENT.set, None)
-    return copied

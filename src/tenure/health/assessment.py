@@ -20,8 +20,7 @@ from tenure.core.backlog import Backlog, Thresholds
 from tenure.core.duration import moment
 from tenure.core.lifecycle import State
 from tenure.options import Timing
-from tenure.storage.names import knows
-from tenure.storage.queries import QueueSurvey, Survey, WorkerSurvey
+from tenure.storage.protocol import QueueSurvey, Survey, WorkerSurvey, knows
 
 Status = Literal["ok", "degraded", "unhealthy", "unreachable"]
 WorkerState = Literal["alive", "quiet", "stopping", "stale"]

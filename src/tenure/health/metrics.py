@@ -16,7 +16,7 @@ from tenure.health.assessment import Health
 from tenure.health.process_health import ProcessHealth
 from tenure.metrics import METRICS, Key, Metric, Totals
 from tenure.outbox.outbox import COUNTED, OutboxState
-from tenure.storage.queries import Survey
+from tenure.storage.protocol import Survey
 
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 

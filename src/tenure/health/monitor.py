@@ -9,8 +9,7 @@ from tenure.clock import Clock
 from tenure.core.backlog import Backlog, Thresholds, observe
 from tenure.errors import StorageError, TenureError
 from tenure.health.assessment import waiting
-from tenure.storage.protocol import Storage
-from tenure.storage.queries import Survey
+from tenure.storage.protocol import Storage, Survey
 
 LIMIT = 1.8
 """Seconds that the storage gets to answer, so that a health request is answered within two seconds."""

@@ -22,9 +22,7 @@ from tenure.core.postmortem import Ending, Workplace, post_mortem, ran_for, seco
 from tenure.core.settlement import Settlement, outcome_of, settlement
 from tenure.errors import StorageError
 from tenure.metrics import STALLED, FiguresCounter, MetricsRegistry
-from tenure.storage.protocol import Storage
-from tenure.storage.queries import WorkerSurvey
-from tenure.storage.requests import SETTLE_LIMIT, RenewRequest, StalledLease
+from tenure.storage.protocol import SETTLE_LIMIT, RenewRequest, StalledLease, Storage, WorkerSurvey
 
 FREE_DEATHS = 3
 """The number of worker deaths in a row for which an isolated run is not charged; the next one is a stall."""

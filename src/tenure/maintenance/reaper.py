@@ -3,7 +3,6 @@
     sweep ──► leases taken from dead and silent workers, under a new fence ──► Stalled ──► decide ──► settle
           ──► schedules that are due ──► their ticks ──► plan
           ──► ends of jobs that others wait for ──► their tokens ──► revise
-          ──► jobs that have waited for long ──► the ends that they miss ──► get ──► revise
 
 It settles by `exchange`, as workers do. If it dies between taking and settling, another reaper takes the jobs from it.
 """
@@ -35,12 +34,11 @@ from tenure.events.bus import EventBus, Handlers
 from tenure.events.handler_calls import HandlerCalls
 from tenure.events.registration import event_class, register
 from tenure.maintenance.lost_runs import settle_stalled
-from tenure.maintenance.outbox import OutboxCarrier
-from tenure.maintenance.reconcile import Reconciler
+from tenure.maintenance.outbox import carry_out
 from tenure.maintenance.ticks import tick_all
 from tenure.options import LeaderElection, Timing
 from tenure.runtime import Runtime, runtime_from_url
-from tenure.storage.requests import RenewRequest, SweepRequest
+from tenure.storage.protocol import RenewRequest, SweepRequest
 
 E = TypeVar("E", bound=Event)
 
@@ -70,12 +68,10 @@ class Sweeper:
         self._unhandled = deque[Event]()
         timing = runtime.timing
         self._storage = runtime.storage
-        self._carrier = OutboxCarrier(runtime.storage)
         self._metrics = runtime.metrics
         self._clock = runtime.clock
         self._rng = runtime.rng
         self._logger = runtime.logger
-        self._reconciler = Reconciler(runtime.storage, runtime.logger)
         self._calls = HandlerCalls(runtime.codec.decode, runtime.logger)
         self._every = timing.sweep.total_seconds()
         self._max_block = micros(timing.max_block)
@@ -133,12 +129,11 @@ class Sweeper:
             self._reported_troubles.update(ticked.troubles)
             more = swept.more or ticked.more
             if swept.outbox:
-                # After the ticks, so that a slow entry delays no schedule; and not for long, so that the term lasts.
-                carried = await self._carrier.carry(swept.outbox, within=self._every / 2)
+                # After the ticks, so that a slow entry delays no schedule.
+                async with asyncio.timeout(self._term_timeout):
+                    carried = await carry_out(self._storage, swept.outbox)
                 more = more or carried.more
                 self._report(carried.troubles)
-            if swept.stale:
-                self._report(await self._reconciler.reconcile(swept.stale, within=self._every / 2))
         except Exception as error:
             # Catch every error: a reaper that ends recovers no jobs.
             expected = isinstance(error, StorageError | TimeoutError)

@@ -15,9 +15,7 @@ from tenure.core.job import NewJob
 from tenure.core.schedule import Schedule
 from tenure.core.ticks import rhythm_of, turn
 from tenure.errors import StorageError
-from tenure.storage.protocol import Storage
-from tenure.storage.requests import DUE_LIMIT
-from tenure.storage.revisions import Tick
+from tenure.storage.protocol import DUE_LIMIT, Storage, Tick
 
 PUT_OFF = 60_000_000
 """For how long a sweep skips a schedule that cannot be read here, if too many are due; in microseconds."""

@@ -12,8 +12,7 @@ from tenure.errors import UsageError
 from tenure.ops.names import KnownNames, known_names
 from tenure.options import Timing
 from tenure.outbox.outbox import Outbox
-from tenure.storage.protocol import Storage
-from tenure.storage.queries import Survey
+from tenure.storage.protocol import Storage, Survey
 from tenure.webhooks.declaration import Webhook
 
 _SQLITE = "sqlite:///"

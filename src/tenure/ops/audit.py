@@ -13,9 +13,7 @@ from tenure.core.audit import OperatorAct, Via, fitted, fitted_text
 from tenure.core.duration import moment
 from tenure.errors import StorageError, StorageUnavailableError, TenureError
 from tenure.ids import JobIds
-from tenure.storage.protocol import Storage
-from tenure.storage.queries import ActsQuery
-from tenure.storage.revisions import RevisionResult
+from tenure.storage.protocol import ActsQuery, RevisionResult, Storage
 
 logger = logging.getLogger("tenure.audit")
 

@@ -29,10 +29,17 @@ from tenure.ids import owner_id
 from tenure.ops.job_list import JobRowView, Selection, job_row, selected_jobs, selection
 from tenure.ops.revisions import REFUSALS
 from tenure.options.rate import valid_rate
-from tenure.storage.protocol import Storage
-from tenure.storage.queries import Query, Survey
-from tenure.storage.requests import RenewRequest
-from tenure.storage.revisions import CancelJob, DeleteJob, RedriveJob, Revision, RevisionResult
+from tenure.storage.protocol import (
+    CancelJob,
+    DeleteJob,
+    Query,
+    RedriveJob,
+    RenewRequest,
+    Revision,
+    RevisionResult,
+    Storage,
+    Survey,
+)
 
 BULK_TASK = f"{INTERNAL}bulk"
 """The name of the task that carries out operations."""

@@ -43,8 +43,7 @@ from tenure.ops.job_list import selected_jobs
 from tenure.options import Retry, Stall, TaskOptions, Timing
 from tenure.options.tasks import CallOptions
 from tenure.runtime import Runtime
-from tenure.storage.protocol import Storage
-from tenure.storage.queries import ActsQuery
+from tenure.storage.protocol import ActsQuery, Storage
 from tenure.worker.worker import Worker
 
 logger = logging.getLogger("tenure.internal")

@@ -19,8 +19,7 @@ from tenure.core.lifecycle import State
 from tenure.health.assessment import Health, alarms_of, jobs_are, jobs_wait, judged
 from tenure.options import Timing
 from tenure.outbox.outbox import COUNTED, LATE, OutboxState
-from tenure.storage.names import PAUSED, RATE, UNKNOWN
-from tenure.storage.queries import Finding, Survey
+from tenure.storage.protocol import PAUSED, RATE, UNKNOWN, Finding, Survey
 
 PENDING = (State.WAITING, State.DELAYED)
 """The states of jobs that have not run yet."""

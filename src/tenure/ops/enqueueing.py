@@ -13,8 +13,7 @@ from tenure.core.job import NewJob
 from tenure.errors import PayloadTooLargeError, UsageError
 from tenure.ops.access import StorageAccess
 from tenure.options.tasks import CallOptions, TaskOptions
-from tenure.storage.queries import Survey
-from tenure.storage.requests import EnqueueResult
+from tenure.storage.protocol import EnqueueResult, Survey
 
 DEFAULT_QUEUE = "default"
 """The queue of a call by name alone."""

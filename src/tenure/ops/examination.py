@@ -15,8 +15,7 @@ from tenure.ops.access import StorageAccess, must_exist
 from tenure.ops.diagnosis import PENDING, DiagnosisInput, TaskFacts, diagnose, outbox_findings, repairs
 from tenure.ops.views import DoctorView
 from tenure.outbox.outbox import Outbox
-from tenure.storage.protocol import Storage
-from tenure.storage.queries import Finding, Query
+from tenure.storage.protocol import Finding, Query, Storage
 
 LIMIT = 10.0
 """Seconds that the storage gets for each part of the examination, except for deep parts."""

@@ -8,8 +8,7 @@ from msgspec import Struct
 from tenure.core.duration import moment
 from tenure.core.figures import HOUR
 from tenure.core.lifecycle import State
-from tenure.storage.protocol import Storage
-from tenure.storage.queries import Query
+from tenure.storage.protocol import Query, Storage
 
 HOURS = 48
 """How many hours are counted."""

@@ -12,12 +12,11 @@ from msgspec import structs
 from tenure.client.codec import JsonCodec
 from tenure.client.decorators import TaskDeclaration
 from tenure.client.encoder import CallEncoder
-from tenure.client.flows import FlowServices
 from tenure.client.migration import versions
 from tenure.client.storage_client import StorageClient
 from tenure.client.task import AppServices, Task
 from tenure.client.value_types import ValueTypes
-from tenure.clock import SystemClock, entropy
+from tenure.clock import entropy
 from tenure.core.duration import micros
 from tenure.core.exponential_delay import ExponentialDelay
 from tenure.core.internal import INTERNAL, INTERNAL_QUEUES
@@ -30,8 +29,7 @@ from tenure.ops.access import StorageAccess
 from tenure.options import TaskOptions, Timing
 from tenure.options.tasks import CallOptions
 from tenure.runtime import Runtime
-from tenure.storage.protocol import Storage
-from tenure.storage.queries import Query
+from tenure.storage.protocol import Query, Storage
 from tenure.worker.worker import Worker
 
 logger = logging.getLogger("tenure.internal")
@@ -68,8 +66,7 @@ class InternalTask:
         codec = JsonCodec()
         encoder = CallEncoder(codec, new_id=str, logger=logger)
         client = StorageClient(storage, lambda: storage, codec, rng=entropy(), logger=logger)
-        flows = FlowServices(client, encoder, SystemClock().now)
-        services = AppServices(timing, encoder, client, Handlers(), ValueTypes(None), flows, serves_others=False)
+        services = AppServices(timing, encoder, client, Handlers(), ValueTypes(None), serves_others=False)
         task = TaskDeclaration(self.name, self.options, versions(1, 1)).define(self.handler(storage)).task
         task.bind(task.binding_in(services, self.name, self.options))
         return task

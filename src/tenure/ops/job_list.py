@@ -16,8 +16,7 @@ from tenure.core.filter_text import JobConditions, Patterns, exact_names
 from tenure.core.job import JobRecord
 from tenure.core.lifecycle import State
 from tenure.errors import UsageError
-from tenure.storage.protocol import Storage
-from tenure.storage.queries import ListOrder, Query, Survey
+from tenure.storage.protocol import ListOrder, Query, Storage, Survey
 
 PAGE = 200
 """How many jobs one call of the storage returns if some of them are left out here."""

@@ -7,8 +7,7 @@ from tenure.ops.access import StorageAccess
 from tenure.ops.run_history import why_again
 from tenure.ops.views import DetailView, ReasonView, detail_view, reason_view
 from tenure.ops.why import WhyInput, explain
-from tenure.storage.protocol import Storage
-from tenure.storage.queries import Query
+from tenure.storage.protocol import Query, Storage
 
 LOOKED_AT = 500
 """How many active jobs of the queue are read, to find the one that holds a key or has run longest."""

@@ -12,8 +12,7 @@ from tenure.core.job import JobRecord
 from tenure.core.lifecycle import State
 from tenure.health.assessment import state_of
 from tenure.options import Timing
-from tenure.storage.protocol import Storage
-from tenure.storage.queries import Query, Survey, WorkerSurvey
+from tenure.storage.protocol import Query, Storage, Survey, WorkerSurvey
 
 PAGE = 200
 """How many active jobs one call reads."""

@@ -26,10 +26,21 @@ from tenure.core.schedule import Schedule
 from tenure.errors import StorageError, UsageError
 from tenure.ids import owner_id
 from tenure.storage.moving import HoldsCalls, MoveTarget
-from tenure.storage.protocol import Storage
-from tenure.storage.queries import Query, QueueSurvey, Survey, WorkerSurvey
-from tenure.storage.requests import RenewRequest
-from tenure.storage.revisions import CancelJob, DeleteJob, PutSchedule, RemoveSchedule, Settings, Target, Tick
+from tenure.storage.protocol import (
+    CancelJob,
+    DeleteJob,
+    PutSchedule,
+    Query,
+    QueueSurvey,
+    RemoveSchedule,
+    RenewRequest,
+    Settings,
+    Storage,
+    Survey,
+    Target,
+    Tick,
+    WorkerSurvey,
+)
 
 MOVABLE = (State.WAITING, State.DELAYED, State.FAILED)
 """The states whose jobs move. Active jobs stay with their workers, and ended ones with those who wait for them."""
@@ -209,14 +220,25 @@ class Move:
         return target
 
     async def _check_waits(self) -> None:
-        """Refuse a move of jobs that wait for others."""
-        source = self._source
+        """Refuse a move of jobs that wait for others, and of jobs with links to a target that does not keep flows."""
+        source, target = self._source, self._target
+        if not source.flows:
+            return
         queues = (await _whole_survey(source)).queues
         if suspended := sum(queue.counts.get(State.SUSPENDED, 0) for queue in queues):
             raise UsageError(
                 f"{suspended} job{'s' if suspended > 1 else ''} of {source.url} wait{'' if suspended > 1 else 's'} for "
                 "others and cannot move; let them end or cancel them first"
             )
+        if target.flows:
+            return
+        for queue in queues:
+            async for job in self._pages(queue.queue, MOVABLE):
+                if job.links is not None:
+                    raise UsageError(
+                        f"the job {job.id!r} of the queue {job.queue!r} depends on others, or others on it, and "
+                        f"{target.url} does not keep flows; let it end or delete it first"
+                    )
 
     # ── marks ─────────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -6,9 +6,7 @@ from msgspec import Struct
 
 from tenure.core.internal import is_internal
 from tenure.core.suggestion import did_you_mean
-from tenure.storage.protocol import Storage
-from tenure.storage.queries import Query, Survey
-from tenure.storage.revisions import Target
+from tenure.storage.protocol import Query, Storage, Survey, Target
 
 
 class KnownNames(Struct, frozen=True):

@@ -8,8 +8,7 @@ from tenure.core.duration import micros
 from tenure.core.job import JobRecord
 from tenure.core.lifecycle import TERMINAL
 from tenure.ops.views import QueueStatsView, queue_stats_view
-from tenure.storage.protocol import Storage
-from tenure.storage.queries import Query, QueueSurvey
+from tenure.storage.protocol import Query, QueueSurvey, Storage
 
 PAGE = 200
 """How many ended jobs one call reads."""

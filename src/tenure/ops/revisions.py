@@ -1,15 +1,7 @@
 """Results of changes to single jobs: their views, and why a job was not changed."""
 
 from tenure.ops.views import RevisedView
-from tenure.storage.revisions import (
-    CancelJob,
-    DeleteJob,
-    RedriveJob,
-    RescheduleJob,
-    RetainJob,
-    Revision,
-    RevisionResult,
-)
+from tenure.storage.protocol import CancelJob, DeleteJob, RedriveJob, RescheduleJob, RetainJob, Revision, RevisionResult
 
 REFUSALS: dict[type[Revision], str] = {
     CancelJob: "is {} already",

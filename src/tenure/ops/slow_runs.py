@@ -10,8 +10,7 @@ from tenure.clock import SECOND, SystemClock
 from tenure.core.job import JobRecord
 from tenure.core.lifecycle import State
 from tenure.core.typical_duration import SAMPLE, SHORT, is_unusually_long, typical_duration
-from tenure.storage.protocol import Storage
-from tenure.storage.queries import Query, Survey
+from tenure.storage.protocol import Query, Storage, Survey
 
 MOST = 200
 """How many active jobs are read at most. Jobs that were enqueued more than `OLD` microseconds ago are read first."""

@@ -13,8 +13,7 @@ from tenure.clock import SECOND
 from tenure.core.events import AnyEvent, EventsTrimmed, JobCompleted, JobFailed, at_micros
 from tenure.ops.events import events_after, wanted_events
 from tenure.storage.cursors import recorded_within
-from tenure.storage.protocol import Storage
-from tenure.storage.queries import EVENTS_END
+from tenure.storage.protocol import EVENTS_END, Storage
 
 WINDOW = 10 * SECOND
 """Microseconds over which rates are averaged at most, unless two measurements lie further apart."""

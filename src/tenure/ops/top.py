@@ -16,7 +16,7 @@ from tenure.ops.throughput import Throughput, ThroughputRates
 from tenure.ops.views import DeadGroupView, LeaderView, QueueView, RefView, info_view
 from tenure.ops.workers import ListedWorker, active_jobs, listed_worker
 from tenure.options import Timing
-from tenure.storage.queries import Survey
+from tenure.storage.protocol import Survey
 
 ACTIVE_READ = 2_000
 """How many active jobs one look reads at most, those that were enqueued last."""

@@ -30,8 +30,7 @@ from tenure.health.assessment import WorkerHealth, judged
 from tenure.ops.slow_runs import NO_SLOW_RUNS, SlowRuns, SlowView
 from tenure.ops.why import Reason
 from tenure.options import Timing
-from tenure.storage.queries import Finding, QueueSurvey, Survey
-from tenure.storage.requests import EnqueueResult
+from tenure.storage.protocol import EnqueueResult, Finding, QueueSurvey, Survey
 
 Decode = Callable[[bytes], Any]
 

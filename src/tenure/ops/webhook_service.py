@@ -17,8 +17,7 @@ from tenure.ops.access import StorageAccess
 from tenure.ops.audit import audited
 from tenure.ops.internal import Agent, InternalTask
 from tenure.options import Timing
-from tenure.storage.protocol import Storage
-from tenure.storage.revisions import Settings, Target
+from tenure.storage.protocol import Settings, Storage, Target
 from tenure.webhooks.declaration import Webhook
 from tenure.webhooks.delivery import WebhookSender, delivery_handler, delivery_options
 from tenure.webhooks.messages import WebhookMessage

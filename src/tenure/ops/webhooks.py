@@ -16,9 +16,7 @@ from tenure.errors import UsageError
 from tenure.ops.job_list import MESSAGE_SHOWN, RowErrorView
 from tenure.ops.views import Decode, RefView
 from tenure.ops.webhook_service import BoundWebhook
-from tenure.storage.protocol import Storage
-from tenure.storage.queries import Query, Survey
-from tenure.storage.revisions import RedriveJob, RescheduleJob, Revision
+from tenure.storage.protocol import Query, RedriveJob, RescheduleJob, Revision, Storage, Survey
 from tenure.webhooks.declaration import Webhook
 from tenure.webhooks.delivery import WebhookSender, refusal_of
 from tenure.webhooks.messages import envelope_of, trial_message

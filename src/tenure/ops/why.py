@@ -15,8 +15,18 @@ from tenure.core.postmortem import first_line
 from tenure.health.assessment import jobs_wait, state_of
 from tenure.options import Timing
 from tenure.options.keys import SINGLETON
-from tenure.storage.names import PAUSED, QUEUE_RATE, RATE, TASK_RATE, UNKNOWN, knows, task_of_place
-from tenure.storage.queries import QueueSurvey, Survey, WorkerSurvey
+from tenure.storage.protocol import (
+    PAUSED,
+    QUEUE_RATE,
+    RATE,
+    TASK_RATE,
+    UNKNOWN,
+    QueueSurvey,
+    Survey,
+    WorkerSurvey,
+    knows,
+    task_of_place,
+)
 
 Cause = Literal[
     "unreadable",

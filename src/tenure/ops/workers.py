@@ -14,9 +14,7 @@ from tenure.errors import UsageError
 from tenure.health.assessment import state_of
 from tenure.ops.names import known_names
 from tenure.options import Timing
-from tenure.storage.protocol import Storage
-from tenure.storage.queries import Query, Survey, WorkerSurvey
-from tenure.storage.revisions import Settings, Target
+from tenure.storage.protocol import Query, Settings, Storage, Survey, Target, WorkerSurvey
 
 SHOWN = 10
 """How many matches an error message lists if a name is ambiguous."""

@@ -23,7 +23,7 @@ from tenure.core.text import storable
 from tenure.errors import StorageError, ThrottledError, UsageError
 from tenure.outbox.database import NONE, OutboxDatabase, Run, SQLiteOutbox
 from tenure.storage.connections import TxConnection, sqlstate
-from tenure.storage.requests import EnqueueResult
+from tenure.storage.protocol import EnqueueResult
 
 LIMIT = 100
 """How many calls of a queue are relayed at once."""

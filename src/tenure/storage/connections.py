@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal, Protocol, TypeVar, runtime_checkable
 from tenure.core.check import shown
 from tenure.core.job import NewJob
 from tenure.errors import UsageError
-from tenure.storage.requests import EnqueueResult
+from tenure.storage.protocol import EnqueueResult
 
 T = TypeVar("T")
 

@@ -1,11 +1,15 @@
-"""The records by which jobs wait for each other: deliveries, the outbox, and what a call may not ask for."""
+"""The records by which jobs wait for each other: deliveries, the outbox, and what a storage without flows refuses.
 
-from collections.abc import Iterable
+A storage either keeps flows (`Storage.flows`), or refuses each call that needs them before it writes anything.
+"""
+
+from collections.abc import Iterable, Iterator
 
 from msgspec import Struct
 
 from tenure.core.decision import Suspend
-from tenure.core.job import CollectKey, DebounceKey, NewJob
+from tenure.core.job import CollectKey, DebounceKey, JobRecord, NewJob
+from tenure.core.move import MoveBatch
 from tenure.core.ref import Ref
 from tenure.core.settlement import Settlement
 from tenure.core.waiting import DEPENDENTS_LIMIT, NEEDS_LIMIT, Dependent, JobKind, Wait, WaitToken
@@ -25,22 +29,6 @@ OUTBOX_LIMIT = 100
 
 OUTBOX_DELAY = 2_000_000
 """How long after it was written a sweep hands out an entry of the outbox, in microseconds."""
-
-
-RECONCILE_AFTER = 300_000_000
-"""How long a job waits without a token until a sweep names it as a stale wait, in microseconds."""
-
-RECONCILE_LIMIT = 50
-"""How many stale waits one sweep hands out."""
-
-MISSING_LIMIT = 100
-"""How many jobs a stale wait names at once. The next time it names the following ones."""
-
-ENDED_KEPT = 900_000_000
-"""How long a job that others wait for is kept after its end, in microseconds, even if its retention is shorter.
-
-A stale wait is looked at after a third of this time, so it finds the job.
-"""
 
 
 class DeliverToken(Struct, frozen=True, tag="deliver"):
@@ -83,18 +71,6 @@ class AdvanceEntry(Struct, frozen=True, tag="advance"):
     ended: int | None = None
 
 
-class CancelTree(Struct, frozen=True, tag="cancel_tree"):
-    """Cancel a job, as `CancelJob` does, and if it is a flow or a group, its members, and theirs.
-
-    The flow is cancelled at once, so that nothing can be added to it. An entry of the outbox cancels the members.
-    """
-
-    ref: Ref
-    reason: str | None = None
-    by: str | None = None
-    ended: int | None = None
-
-
 WaitingRevision = DeliverToken | SealBox | Subscribe | AdvanceEntry
 """A change that concerns what jobs wait for. `ended`: see `Revision`."""
 
@@ -102,8 +78,7 @@ WaitingRevision = DeliverToken | SealBox | Subscribe | AdvanceEntry
 class OutboxEntry(Struct, frozen=True):
     """The dependents of an ended job that are yet to be notified: the next `ENTRY_PAGE` of them, after `cursor`.
 
-    `number`: identifies the end. A job that was redriven and ended again has an entry of another number. `members`: of
-    the entry of a cancelled flow, which has no dependents, the members that are yet to be cancelled, for `reason`.
+    `number`: identifies the end. A job that was redriven and ended again has an entry of another number.
     """
 
     ref: Ref
@@ -111,27 +86,18 @@ class OutboxEntry(Struct, frozen=True):
     completed: bool
     dependents: tuple[Dependent, ...]
     cursor: int = 0
-    members: tuple[Ref, ...] = ()
-    reason: str | None = None
-    by: str | None = None
 
     @property
-    def size(self) -> int:
-        """How many jobs the entry names."""
-        return len(self.dependents) + len(self.members)
-
-    @property
-    def deliveries(self) -> tuple[DeliverToken | CancelTree, ...]:
-        """The tokens to deliver, or the members to cancel."""
-        return (
-            *(DeliverToken(one.to, end_token(one, completed=self.completed)) for one in self.dependents),
-            *(CancelTree(member, self.reason, self.by) for member in self.members),
+    def deliveries(self) -> tuple[DeliverToken, ...]:
+        """The tokens to deliver."""
+        return tuple(
+            DeliverToken(dependent.to, end_token(dependent, completed=self.completed)) for dependent in self.dependents
         )
 
     @property
     def done(self) -> AdvanceEntry:
         """The revision that follows when these tokens were delivered."""
-        return AdvanceEntry(self.ref, self.number, self.cursor + self.size)
+        return AdvanceEntry(self.ref, self.number, self.cursor + len(self.dependents))
 
 
 def end_token(dependent: Dependent, *, completed: bool) -> WaitToken:
@@ -185,3 +151,37 @@ def _wait_problem(wait: Wait) -> str | None:
     if len(wait.needs) > NEEDS_LIMIT:
         return f"has {len(wait.needs)} needs, the limit is {NEEDS_LIMIT}; wait for a group of jobs instead"
     return None
+
+
+def require_plain(
+    storage: str,
+    jobs: Iterable[NewJob | JobRecord] = (),
+    settlements: Iterable[Settlement] = (),
+    revisions: Iterable[object] = (),
+) -> None:
+    """Check that a call needs no flows, for a storage that does not keep them. `storage`: the kind, for the message.
+
+    Raises:
+        FlowError: a job waits or has dependents, a run is suspended, or a token is delivered.
+    """
+    for job in jobs:
+        if job.links is not None:
+            raise FlowError(
+                f"the job {job.id!r} of the queue {job.queue!r} waits, or others wait for it, and {_lacks(storage)}"
+            )
+    for settlement in settlements:
+        if isinstance(settlement.decision, Suspend):
+            raise FlowError(f"the job {settlement.ref.id!r} is to be suspended, and {_lacks(storage)}")
+    for revision in revisions:
+        if isinstance(revision, WaitingRevision):
+            raise FlowError(f"a token is for the job {revision.ref.id!r}, and {_lacks(storage)}")
+
+
+def jobs_of_batch(batch: MoveBatch) -> Iterator[NewJob | JobRecord]:
+    """Yield the jobs of a batch, and those of its calls."""
+    yield from (detail.job for detail in batch.jobs)
+    yield from (call.job for call in batch.calls)
+
+
+def _lacks(storage: str) -> str:
+    return f"{storage} does not keep flows yet; only memory:// does"

@@ -29,8 +29,7 @@ from tenure.core.exponential_delay import ExponentialDelay
 from tenure.core.job import Owner, Ref
 from tenure.core.lease import answer_limit
 from tenure.errors import StorageError
-from tenure.storage.protocol import Storage
-from tenure.storage.requests import RENEW_LIMIT, ClaimRequest, LeaseRenewal, RenewRequest
+from tenure.storage.protocol import RENEW_LIMIT, ClaimRequest, LeaseRenewal, RenewRequest, Storage
 from tenure.supervisor.child import KillCode, KillReason
 from tenure.worker.loop_lag import TICK, extended_limits
 from tenure.worker.scoreboard import Scoreboard, WatchedRun

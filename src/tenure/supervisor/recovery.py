@@ -28,8 +28,7 @@ from tenure.maintenance.lost_runs import LOOK, CrashEvidence, settle_stalled
 from tenure.metrics import MetricsRegistry
 from tenure.processes.exit_status import describe
 from tenure.processes.process import ProcessExit
-from tenure.storage.protocol import Storage
-from tenure.storage.requests import ReclaimResult, RenewRequest, StalledLease
+from tenure.storage.protocol import ReclaimResult, RenewRequest, StalledLease, Storage
 from tenure.supervisor.child import KillReason
 from tenure.worker.scoreboard import KnownRuns
 

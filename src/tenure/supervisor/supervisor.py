@@ -34,8 +34,7 @@ from tenure.ids import owner_id
 from tenure.metrics import MetricsRegistry
 from tenure.processes.exit_status import OomKills
 from tenure.processes.process import reap_orphans
-from tenure.storage.protocol import Storage
-from tenure.storage.requests import RenewRequest
+from tenure.storage.protocol import RenewRequest, Storage
 from tenure.storage.urls import locate
 from tenure.supervisor.child import ChildProcess, KillReason
 from tenure.supervisor.monitor import ClaimWatchdog, ExternalRenewer

@@ -21,7 +21,6 @@ from msgspec import Struct, structs
 from tenure.app import Tenure
 from tenure.background_loop import PORTAL, SameLoop
 from tenure.client.handle import Job
-from tenure.client.references import OpenArguments
 from tenure.client.task import Task
 from tenure.clock import SECOND
 from tenure.core.duration import Duration, duration, micros
@@ -35,10 +34,10 @@ from tenure.maintenance.lost_runs import settle_stalled
 from tenure.maintenance.reaper import Reaper
 from tenure.maintenance.ticks import tick_all
 from tenure.storage.memory.storage import MemoryStorage
-from tenure.storage.queries import EventReader
-from tenure.storage.requests import (
+from tenure.storage.protocol import (
     ClaimRequest,
     EnqueueResult,
+    EventReader,
     ExchangeResult,
     RenewRequest,
     RenewResult,
@@ -67,9 +66,8 @@ class JobTester:
 
     Within the context the app uses a storage and a clock of this test alone; what its storage held before is not seen.
     Handlers, retries, keys, rates, schedules, middleware and event handlers behave as in production. Time passes only
-    by `travel`, except within a handler: its own `asyncio.sleep` and its time limits take real time. Its
-    `current_job().sleep()` and other durable waits suspend the job, however short they are, and end by `travel`. A wait
-    for a job that no `drain` or `travel` runs would never end: it raises `UsageError` after a second.
+    by `travel`, except within a handler: its own `asyncio.sleep` and its time limits take real time. A wait for a job
+    that no `drain` or `travel` runs would never end: it raises `UsageError` after a second.
 
     Each `async` method also exists as a synchronous one whose name ends in `_sync`, for tests without an event loop.
 
@@ -102,7 +100,6 @@ class JobTester:
                 side=SameLoop,
                 outermost=self._interfere,
                 check_wait=self._check_wait,
-                short_wait=0.0,
             )
         )
         return self
@@ -181,15 +178,12 @@ class JobTester:
         """Make the next runs of a task raise an exception instead of calling the handler."""
         self._faults += [PlannedFault(task.name, error=error)] * times
 
-    def crash_worker(self, task: Task[..., Any], *, times: int = 1, step: str | None = None) -> None:
+    def crash_worker(self, task: Task[..., Any], *, times: int = 1) -> None:
         """Make the worker process die, as by `kill -9`, when the next run of a task begins.
 
         Its supervisor notices: its jobs stall, and run again if their `Stall` allows it. A new worker takes over.
-
-        `step`: it dies in this step (`page`, or `page#2`), after its function has returned and before its value is
-        recorded.
         """
-        self._faults += [PlannedFault(task.name, crash=True, step=step)] * times
+        self._faults += [PlannedFault(task.name, crash=True)] * times
 
     def cut_off(self, task: Task[..., Any], *, times: int = 1) -> None:
         """Cut the worker off from the storage when the next run of a task begins. The handler goes on.
@@ -241,7 +235,6 @@ class JobTester:
     async def _begin(self) -> None:
         """Start a worker with a connection of its own."""
         link = CuttableStorage(self._base, self.clock)
-        link.before_step = lambda task, step: self._interfere_with_step(link, task, step)
         with self._app.using(storage=link):
             self._worker = self._app.worker(reaper=False)
         self._reaper = Reaper(self._app, election=None)
@@ -292,8 +285,7 @@ class JobTester:
     async def _interfere(self, call: RunCall, proceed: Proceed) -> Any:
         """Do what `fail_next` and its like have ordered, around each run; the outermost middleware of the app."""
         link = self._links[-1]
-        faults = [] if link.cut else [one for one in self._faults if one.task == call.task and one.step is None]
-        fault = next(iter(faults), None)
+        fault = None if link.cut else next((fault for fault in self._faults if fault.task == call.task), None)
         if fault is None:
             return await proceed()
         self._faults.remove(fault)
@@ -307,14 +299,6 @@ class JobTester:
         try:
             return await proceed()
         finally:
-            self._end_worker()
-
-    def _interfere_with_step(self, link: "CuttableStorage", task: str, step: str) -> None:
-        """Do what `crash_worker` has ordered for a step, before it is recorded."""
-        fault = next((one for one in self._faults if (one.task, one.step) == (task, step)), None)
-        if fault is not None and not link.cut:
-            self._faults.remove(fault)
-            link.cut = link.crashed = True
             self._end_worker()
 
     def _end_worker(self) -> None:
@@ -332,11 +316,7 @@ class JobTester:
         ]
 
     def _arguments(self, task: Task[..., Any], job: NewJob) -> dict[str, Any]:
-        codec, payload = self._app.codec, job.payload
-        if job.links is not None and (open_arguments := OpenArguments(codec, payload)).references:
-            # The others are results of other jobs.
-            return task.signature.known_arguments(codec, open_arguments.whole)
-        args, kwargs = task.signature.decode(codec, payload)
+        args, kwargs = task.signature.decode(self._app.codec, job.payload)
         return task.signature.arguments(args, kwargs)
 
     def _call_text(self, job: NewJob) -> str:
@@ -345,12 +325,11 @@ class JobTester:
 
 
 class PlannedFault(Struct):
-    """What happens when the next run of a task begins, or records a step: `error` is raised, or its worker is lost."""
+    """What happens when the next run of a task begins: `error` is raised, or its worker is lost."""
 
     task: str
     error: Exception | None = None
     crash: bool = False
-    step: str | None = None
 
 
 class CuttableStorage(MemoryStorage):
@@ -368,8 +347,6 @@ class CuttableStorage(MemoryStorage):
         self.claimed = 0
         """How many jobs were claimed."""
         self.enqueued: list[NewJob] = []
-        self.before_step: Callable[[str, str], None] = lambda task, step: None
-        """Called with a task and a step that one of its runs is about to record."""
         self.next_due: int | None = None
         """The instant at which the next job is due, by the latest answer. It takes rates into account."""
 
@@ -398,13 +375,6 @@ class CuttableStorage(MemoryStorage):
 
     async def renew(self, beat: RenewRequest) -> RenewResult:
         """See `Storage.renew`."""
-        steps = [(renewal.ref, step.name) for renewal in beat.renewals for step in renewal.steps]
-        for ref, step in steps:
-            if (job := self.model.records.get(ref)) is not None:
-                self.before_step(job.task, step)
-        if self.cut and steps:
-            # A run would send its step again until it is answered. When it is, the job belongs to another run.
-            return RenewResult(lost=tuple((renewal.ref, renewal.fence) for renewal in beat.renewals))
         return RenewResult() if self.ended else await super().renew(beat)
 
     async def sweep(self, bid: SweepRequest) -> SweepResult:

@@ -16,8 +16,7 @@ from tenure.core.events import Event, EventsTrimmed
 from tenure.core.job import NewJob
 from tenure.errors import UsageError
 from tenure.events.follow import pages
-from tenure.storage.protocol import Storage
-from tenure.storage.queries import EventPage, EventReader
+from tenure.storage.protocol import EventPage, EventReader, Storage
 from tenure.webhooks.declaration import Webhook
 from tenure.webhooks.messages import WebhookMessage, message_of
 

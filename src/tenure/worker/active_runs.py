@@ -11,15 +11,14 @@ import threading
 from collections.abc import Callable, Coroutine, Iterable
 from functools import partial
 from types import CodeType, CoroutineType
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from tenure.clock import SECOND
 from tenure.core.job import RecordedError, Ref
 from tenure.core.lease import Lease, margin, trusted_until
 from tenure.core.outcome import StopCode, UnknownReason
-from tenure.core.waiting import Wait
 from tenure.handlers.context import JobContext, ProgressReports, Report
-from tenure.storage.requests import LeaseRenewal, NewLogLine
+from tenure.storage.protocol import LeaseRenewal, NewLogLine
 from tenure.threads import WorkerThread
 from tenure.worker.loop_lag import LoopMonitor, extended_limits
 from tenure.worker.scoreboard import Scoreboard, Way
@@ -96,19 +95,6 @@ def overrides(reason: StopReason, before: StopReason | None) -> bool:
             return reason in ("lost", "unreachable")
         case _:
             return reason == "lost" and before != "lost"
-
-
-class RunWaits(Protocol):
-    """The steps and waits of a run whose handler uses them."""
-
-    wait: Wait | None
-    """What the job waits for, once its handler is unwound."""
-    failure: BaseException | None
-    """The error of a value that cannot be recorded or read: a further run would change nothing."""
-
-    async def close(self, limit: float | None) -> None:
-        """End the branches that are left of a handler that has ended; steps may go on for so many seconds."""
-        ...
 
 
 class ActiveRun:
@@ -200,8 +186,6 @@ class ActiveRun:
     """The recorded error of its outcome and the exception itself, until both are logged."""
     row: int | None = None
     """Its row in the scoreboard, while there is one."""
-    steps: RunWaits | None = None
-    """Its steps and waits, if its handler has any."""
     unknown: UnknownReason | None = None
     """Why this worker cannot run it, if it cannot."""
 

@@ -9,11 +9,10 @@ from tenure.core.internal import includes_worker
 from tenure.core.job import Owner
 from tenure.events.bus import EventBus
 from tenure.runtime import Runtime
-from tenure.storage.requests import WorkerInfo
+from tenure.storage.protocol import WorkerInfo
 from tenure.threads import ThreadPool
 from tenure.worker.active_runs import Abandoned, ActiveRun, ActiveRuns, StopReason
 from tenure.worker.deps import WorkerDeps
-from tenure.worker.durable import DurableSteps
 from tenure.worker.event_loop import LoopGuard
 from tenure.worker.executor import Executor
 from tenure.worker.isolation.isolated_runs import IsolatedRuns
@@ -26,7 +25,6 @@ from tenure.worker.outcomes import Outcomes
 from tenure.worker.partitions import PartitionWatch
 from tenure.worker.prefetch import MOST_HELD, PrefetchPolicy
 from tenure.worker.recycling import RecyclePolicy, Recycler
-from tenure.worker.references import ReferencedResults
 from tenure.worker.run import Runner
 from tenure.worker.scoreboard import Scoreboard
 from tenure.worker.task_publisher import TaskPublisher
@@ -101,7 +99,6 @@ class WorkerParts:
             # From now on a beat would find the lease gone.
             settled=lambda run: active_runs.drop(run.key),
         )
-        durable = DurableSteps(runtime, self.threads, abandoned, stop=callbacks.stop_run)
         self.runner = Runner(
             runtime.tasks,
             runtime.codec,
@@ -116,7 +113,6 @@ class WorkerParts:
             short=self.recycler.shortage,
             report=active_runs.report,
             open_transaction=transactions.open,
-            open_steps=durable.open,
         )
         self.isolated_runs = IsolatedRuns(
             runtime,
@@ -146,7 +142,6 @@ class WorkerParts:
             deps,
             self.runner,
             self.isolated_runs,
-            ReferencedResults(runtime.storage, runtime.codec, runtime.rng, logger),
             outcomes,
             concurrency=concurrency,
             prefetch=self.prefetch_policy,

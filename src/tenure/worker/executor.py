@@ -55,7 +55,6 @@ from tenure.worker.known_tasks import why_unknown
 from tenure.worker.outcomes import Outcomes
 from tenure.worker.prefetch import PrefetchBuffer, PrefetchPolicy, may_wait
 from tenure.worker.recycling import RecyclePolicy
-from tenure.worker.references import ReferencedResults
 from tenure.worker.retry_delay import delay_by_function
 from tenure.worker.run import HOOK_LIMIT, JOB_LOGGER, Runner, misuse, stopped
 from tenure.worker.scoreboard import Way
@@ -195,7 +194,6 @@ class Executor:
         deps: WorkerDeps,
         runner: Runner,
         isolated_runs: IsolatedRuns,
-        referenced_results: ReferencedResults,
         outcomes: Outcomes,
         *,
         concurrency: int,
@@ -220,7 +218,6 @@ class Executor:
         """The runs in `_keeping_right` whose time to end is over."""
         self._runner = runner
         self._isolated_runs = isolated_runs
-        self._referenced_results = referenced_results
         self._outcomes = outcomes
         self._concurrency = concurrency
         self._prefetch = prefetch
@@ -487,10 +484,7 @@ class Executor:
             self._fill_up()
             return
         try:
-            early = None if run.lease.job.links is None else await self._fill(run)
-            outcome_of_process = early
-            if early is None and run.way == "process":
-                outcome_of_process = await self._isolated_runs.run(run)
+            outcome_of_process = await self._isolated_runs.run(run) if run.way == "process" else None
             if outcome_of_process is None:
                 if run.way == "process":
                     # No process is available, so it runs in this one, and is then a suspect if this process dies.
@@ -512,15 +506,6 @@ class Executor:
         self._take_outcome(run, outcome, self._clock.uptime() - (began if began > run.claimed_at else run.claimed_at))
         if self._prefetched:
             self._fill_up()
-
-    async def _fill(self, run: ActiveRun) -> Outcome | None:
-        """Fill the arguments of a run with the results of other jobs; return an outcome if it cannot run."""
-        try:
-            outcome = await self._referenced_results.fill(run)
-        except asyncio.CancelledError:
-            # Its handler has not begun.
-            return Interrupted("shutdown") if run.stop is None else stopped(run)
-        return stopped(run) if outcome is None and run.stop is not None else outcome
 
     def _ended(self, task: "asyncio.Task[None]") -> None:
         run = self._run_tasks.pop(task)

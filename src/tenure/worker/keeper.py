@@ -26,9 +26,14 @@ from tenure.core.partition import PartitionState
 from tenure.core.postmortem import stall_cause
 from tenure.errors import SchemaMismatchError, StorageError, StorageUnavailableError
 from tenure.options import Timing
-from tenure.storage.names import owner_topic
 from tenure.storage.notification_retry import Hints
-from tenure.storage.requests import RENEW_LIMIT, RenewRequest, RenewResult, WorkerInfo
+from tenure.storage.protocol import (
+    RENEW_LIMIT,
+    RenewRequest,
+    RenewResult,
+    WorkerInfo,
+    owner_topic,
+)
 from tenure.worker.active_runs import ActiveRun, PendingRenewal, StopReason, overrides
 from tenure.worker.deps import WorkerDeps
 from tenure.worker.loop_lag import LoopMonitor

@@ -38,12 +38,10 @@ from tenure.core.job import Ref
 from tenure.core.lane import Lane
 from tenure.core.settlement import Settlement
 from tenure.errors import StorageError
-from tenure.storage.names import queue_topic
 from tenure.storage.notification_retry import Hints
-from tenure.storage.requests import SETTLE_LIMIT, ClaimRequest, ExchangeResult, RenewRequest
+from tenure.storage.protocol import SETTLE_LIMIT, ClaimRequest, ExchangeResult, RenewRequest, queue_topic
 from tenure.worker.active_runs import ActiveRun, StopReason
 from tenure.worker.deps import WorkerDeps
-from tenure.worker.entry_carrier import EntryCarrier
 from tenure.worker.executor import Executor
 from tenure.worker.known_tasks import KnownTasks
 from tenure.worker.outcomes import Outcomes
@@ -149,7 +147,6 @@ class ExchangeLoop:
         self._runs = runs
         runs.over = self._over
         self._outcomes = outcomes
-        self._carrier = EntryCarrier(deps.storage, deps.logger, self._carried)
         self._queues = queues
         self._known = known
         self._parallel_calls = 2 if deps.storage.remote and concurrency >= 2 * SECOND_CALL_MINIMUM else 1
@@ -226,7 +223,6 @@ class ExchangeLoop:
                 failure = self._runs.begin()
                 self._began.set()
                 group.create_task(listen())
-                group.create_task(self._carrier.run())
                 for _ in range(self._parallel_calls):
                     group.create_task(self._call_task())
                 try:
@@ -396,14 +392,6 @@ class ExchangeLoop:
         if self._wake_handle is None and self._idle_tasks and not self._driven:
             self._wake_soon()
 
-    def _carried(self) -> None:
-        """Note that jobs which waited may be ready now, also some that the open calls have not seen."""
-        for call in self._calls:
-            call.alone = False
-        self.empty = False
-        self._idle.set()
-        self._note_event()
-
     def _wake_soon(self) -> None:
         # At the end of this turn of the loop, so that all runs that end in it join the same call.
         if self._wake_handle is None and self._idle_tasks:
@@ -538,14 +526,11 @@ class ExchangeLoop:
             call.lane = None
         if taken:
             self._runs.take(taken, begin=self._claiming)
-        if answer.outbox:
-            self._carrier.add(answer.outbox)
         last = len(self._calls) == 1
         # Each queue is first in turn, so that a full one cannot delay the others.
         self._queues = self._queues[1:] + self._queues[:1]
         self._more_ready = answer.left
         self.empty = claimed and call.alone and not answer.leases and not answer.left and answer.next_due != 0
-        self.empty = self.empty and not self._carrier.busy
         if self._failures or not last:
             return
         if missing:

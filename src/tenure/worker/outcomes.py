@@ -10,7 +10,7 @@ from tenure.core.job import JobRecord
 from tenure.core.outcome import Unreadable
 from tenure.core.settlement import Settlement, settlement
 from tenure.failures import recorded
-from tenure.storage.requests import SettlementResult, SettleVerdict
+from tenure.storage.protocol import SettlementResult, SettleVerdict
 from tenure.worker.active_runs import RunKey
 from tenure.worker.deps import WorkerDeps
 

@@ -14,7 +14,7 @@ import functools
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from types import TracebackType
-from typing import Any, Protocol, Self, cast
+from typing import Any, Protocol, Self
 
 from tenure.client.codec import Codec
 from tenure.client.task import Task
@@ -31,18 +31,15 @@ from tenure.core.outcome import (
     Returned,
     Snoozed,
     Stalled,
-    Suspended,
     TimedOut,
     Unknown,
     Unreadable,
 )
-from tenure.core.suspension import HandlerSuspended
 from tenure.core.text import storable
-from tenure.errors import LeaseLostError, StepFailedError, WaitTimeoutError
+from tenure.errors import LeaseLostError
 from tenure.failures import TRACEBACK_KEPT, class_name, is_a, recorded, redacted_repr
 from tenure.handlers.context import JobContext, OpenTransaction, entered
 from tenure.handlers.control import Cancel, RateLimited, Reject, RetryLater, Snooze
-from tenure.handlers.durable import StepEngine
 from tenure.handlers.functions import is_async
 from tenure.handlers.injection import Needs, Provider, needs
 from tenure.handlers.middleware import Middleware, RunCall, WrappedHandler, wrap
@@ -201,11 +198,6 @@ JOB_LOGGER = "jobs"
 RESULT_KEPT = 1_000
 """The number of characters kept of the `repr` of a result that cannot be recorded."""
 
-SWALLOWED = (
-    "a wait has unwound the handler, but the handler caught HandlerSuspended and returned; let it pass: catch "
-    "Exception instead of BaseException, do not return in `finally`, and do not use gather(return_exceptions=True)"
-)
-
 Overdue = Callable[[ActiveRun, Outcome], None]
 """Takes a run that does not end, and the outcome that it gets."""
 
@@ -229,10 +221,9 @@ class Runner:
         short: Callable[[RecordedError], None] = lambda error: None,
         report: Callable[[RunKey], None] = lambda key: None,
         open_transaction: OpenTransaction | None = None,
-        open_steps: Callable[[ActiveRun], StepEngine] | None = None,
     ) -> None:
         self._tasks = tasks
-        self._open_transaction, self._open_steps = open_transaction, open_steps
+        self._open_transaction = open_transaction
         self._codec = codec
         self._threads = threads
         self._clock = clock
@@ -268,13 +259,7 @@ class Runner:
         if run.stop is not None:
             return stopped(run)
         run.context = JobContext(
-            job,
-            run.signs,
-            self._clock.uptime,
-            self._state(),
-            self._report_run,
-            self._open_transaction,
-            None if self._open_steps is None else functools.partial(self._open_steps, run),
+            job, run.signs, self._clock.uptime, self._state(), self._report_run, self._open_transaction
         )
         entered(run.context)
         if self._job_logger.isEnabledFor(logging.INFO):
@@ -285,7 +270,6 @@ class Runner:
             else:
                 value = await self._limited(task, run.context, args, kwargs, run, overdue)
         except TimeLimitExceeded as error:
-            await self._close_branches(run)
             outcome = timed_out(run)
             if isinstance(outcome, TimedOut):
                 failure = TimeoutError(outcome.error.message)
@@ -298,14 +282,10 @@ class Runner:
                 self._threadless = True
                 self._no_thread()
         except BaseException as error:
-            await self._close_branches(run)
             outcome = _failed(run, _outcome_of(error, task, run, self._logger), error)
             if isinstance(outcome, Raised) and outcome.shortage:
                 self._short(outcome.error)
         else:
-            await self._close_branches(run)
-            if run.steps is not None and run.steps.wait is not None:
-                return Rejected(RecordedError(HandlerSuspended.__name__, SWALLOWED))
             if run.settled:
                 if value is not None:
                     self._logger.warning(
@@ -335,21 +315,6 @@ class Runner:
         """Wait until all providers are closed that had to wait for abandoned threads."""
         while self._closing_tasks:
             await asyncio.wait(self._closing_tasks)
-
-    async def _close_branches(self, run: ActiveRun) -> None:
-        """End the branches that are left of a handler that has ended. Its run is over only then."""
-        if run.steps is None:
-            return
-        timeout, limit = run.lease.job.timeout, None
-        if run.stop is not None or run.expired:
-            limit = 0.0
-        elif timeout is not None:
-            limit = max(0.0, timeout / SECOND - (self._clock.uptime() - run.claimed_at))
-        try:
-            await run.steps.close(limit)
-        except asyncio.CancelledError:
-            # The run was stopped meanwhile.
-            return
 
     async def _limited(
         self,
@@ -537,28 +502,7 @@ def _outcome_of(error: BaseException, task: Task[..., Any], run: ActiveRun, logg
         return Raised(recorded(failure)) if run.stop is None else stopped(run)
 
 
-def _without_suspension(error: BaseException) -> BaseException | None:
-    """Return the exception without those that only unwind a handler that waits; None if nothing else is left."""
-    if is_a(error, HandlerSuspended):
-        return None
-    if is_a(error, BaseExceptionGroup):
-        suspended, rest = cast(BaseExceptionGroup[BaseException], error).split(HandlerSuspended)
-        return error if suspended is None else rest
-    return error
-
-
-def _suspended(run: ActiveRun) -> Outcome:
-    """Return the outcome of a run whose handler was unwound by a wait."""
-    if run.steps is None or run.steps.wait is None:
-        return Rejected(RecordedError(HandlerSuspended.__name__, "the handler raised HandlerSuspended itself"))
-    # A worker that stops takes the wait: it is over sooner than another run.
-    return Suspended(run.steps.wait) if run.stop in (None, "shutdown", "worker_failed") else stopped(run)
-
-
-def _interpret(raised: BaseException, task: Task[..., Any], run: ActiveRun, logger: logging.Logger) -> Outcome:
-    error = _without_suspension(raised)
-    if error is None:
-        return _suspended(run)
+def _interpret(error: BaseException, task: Task[..., Any], run: ActiveRun, logger: logging.Logger) -> Outcome:
     # Do not use `isinstance` on the exception: its class may give a false `__class__`.
     control: Any = error
     if is_a(error, Snooze, RetryLater, RateLimited) and run.stops_for("cancelled", *SILENT):
@@ -586,22 +530,10 @@ def _interpret(raised: BaseException, task: Task[..., Any], run: ActiveRun, logg
         return stopped(run)
     if is_a(error, asyncio.CancelledError):
         return _cancelled_from_within(error)
-    if run.steps is not None and run.steps.failure is not None:
-        return Unreadable(recorded(error))
-    if run.steps is not None and _is_recorded(error):
-        # Each later run would get the same.
-        return Raised(recorded(error), final=True)
     if task.retry.final(error):
         return Raised(recorded(error), final=True, shortage=is_shortage(error))
     after = delay_by_function(task.retry, run.lease.job, error, logger)
     return Raised(recorded(error), after=after, shortage=is_shortage(error))
-
-
-def _is_recorded(error: BaseException) -> bool:
-    """Return True if an exception is a recorded failure, or a group with one."""
-    if is_a(error, BaseExceptionGroup):
-        return any(_is_recorded(one) for one in cast(BaseExceptionGroup[BaseException], error).exceptions)
-    return is_a(error, StepFailedError, WaitTimeoutError)
 
 
 def _delay(control: Any) -> int:

@@ -17,8 +17,7 @@ from tenure.core.outcome import Returned
 from tenure.core.settlement import settlement
 from tenure.errors import LeaseLostError, UsageError
 from tenure.handlers.transaction import JobTransaction, TransactionSteps
-from tenure.storage.protocol import Storage, StorageTransaction, SupportsTransactions
-from tenure.storage.requests import RenewRequest
+from tenure.storage.protocol import RenewRequest, Storage, StorageTransaction, SupportsTransactions
 from tenure.threads import ThreadPool, WorkerThread, unwrapped
 from tenure.worker.active_runs import ActiveRun, RunKey
 

@@ -30,8 +30,7 @@ from tenure.health.process_health import ProcessHealth, blocked
 from tenure.options.timing import DRAIN
 from tenure.runtime import Runtime
 from tenure.storage.moving import require_here
-from tenure.storage.names import CONCURRENCY, MOVED, OUTDATED
-from tenure.storage.requests import WorkerInfo
+from tenure.storage.protocol import CONCURRENCY, MOVED, OUTDATED, WorkerInfo
 from tenure.waiting import first
 from tenure.worker.active_runs import ActiveRun, StopReason
 from tenure.worker.assembly import WorkerCallbacks, WorkerParts

@@ -8,7 +8,7 @@ from tenure.core.job import JobRecord
 from tenure.core.lease import Lease
 from tenure.core.settlement import Settlement, outcome_of
 from tenure.metrics import DURATION, FENCED, JOBS, RENEWALS, STALLED, STORAGE_OP, WAIT, FiguresCounter, MetricsRegistry
-from tenure.storage.requests import SettleVerdict
+from tenure.storage.protocol import SettleVerdict
 
 
 class WorkerMetrics:

@@ -19,9 +19,7 @@ from tenure.core.lifecycle import TERMINAL
 from tenure.core.retention import KeepRule, RetentionRules
 from tenure.errors import StorageError, UsageError
 from tenure.options import Timing
-from tenure.storage.protocol import Storage
-from tenure.storage.queries import Query
-from tenure.storage.revisions import Settings, Target
+from tenure.storage.protocol import Query, Settings, Storage, Target
 from tenure_testing.chaos import producer, tasks
 from tenure_testing.chaos.audit import AuditFinding, audit
 from tenure_testing.chaos.faults import COMMON, Fault, Field

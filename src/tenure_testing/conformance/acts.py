@@ -10,8 +10,7 @@ from tenure.core.audit import ACTS_KEPT, LONGEST, OperatorAct, Via, fitted
 from tenure.core.retention import TRIM_BATCH, KeepRule
 from tenure.storage.cursors import LARGEST
 from tenure.storage.memory.storage import MemoryStorage
-from tenure.storage.protocol import Storage
-from tenure.storage.queries import ActsPage, ActsQuery
+from tenure.storage.protocol import ActsPage, ActsQuery, Storage
 from tenure.testing.clock import ManualClock
 from tenure_testing.conformance.helpers import Conformance
 

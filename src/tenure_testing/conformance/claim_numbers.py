@@ -11,9 +11,7 @@ from tenure.core.lease import Lease
 from tenure.core.lifecycle import State
 from tenure.core.outcome import Interrupted
 from tenure.core.settlement import Settlement
-from tenure.storage.protocol import Storage
-from tenure.storage.requests import ClaimRequest, ExchangeResult, LeaseRenewal, RenewRequest
-from tenure.storage.revisions import CancelJob
+from tenure.storage.protocol import CancelJob, ClaimRequest, ExchangeResult, LeaseRenewal, RenewRequest, Storage
 from tenure.testing.clock import ManualClock
 from tenure_testing.conformance.helpers import (
     ALICE,

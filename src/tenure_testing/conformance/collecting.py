@@ -11,10 +11,17 @@ from tenure.core.job import CollectKey, DebounceKey, Key, NewJob, Policy, Ref
 from tenure.core.lifecycle import State
 from tenure.core.outcome import Interrupted, Rejected
 from tenure.core.retention import KeepRule, RetentionRules
-from tenure.storage.protocol import Storage
-from tenure.storage.queries import Query
-from tenure.storage.requests import EnqueueResult
-from tenure.storage.revisions import CancelJob, DeleteJob, RedriveJob, RescheduleJob, Settings, Target
+from tenure.storage.protocol import (
+    CancelJob,
+    DeleteJob,
+    EnqueueResult,
+    Query,
+    RedriveJob,
+    RescheduleJob,
+    Settings,
+    Storage,
+    Target,
+)
 from tenure.testing.clock import ManualClock
 from tenure_testing.conformance.helpers import (
     ALICE,

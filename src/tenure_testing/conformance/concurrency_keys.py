@@ -22,11 +22,19 @@ from tenure.core.outcome import (
     Unreadable,
 )
 from tenure.core.retry import Backoff
-from tenure.storage.names import queue_topic
-from tenure.storage.protocol import Storage
-from tenure.storage.queries import Query
-from tenure.storage.requests import SCAN_LIMIT, ClaimRequest, StalledLease
-from tenure.storage.revisions import CancelJob, DeleteJob, RedriveJob, RescheduleJob, Revision
+from tenure.storage.protocol import (
+    SCAN_LIMIT,
+    CancelJob,
+    ClaimRequest,
+    DeleteJob,
+    Query,
+    RedriveJob,
+    RescheduleJob,
+    Revision,
+    StalledLease,
+    Storage,
+    queue_topic,
+)
 from tenure.testing.clock import ManualClock
 from tenure_testing.conformance.helpers import (
     ALICE,

@@ -11,10 +11,22 @@ from tenure.core.lease import Lease
 from tenure.core.lifecycle import State
 from tenure.core.outcome import Interrupted, Outcome, Rejected, Snoozed, Stalled, Unknown
 from tenure.core.settlement import Settlement
-from tenure.storage.protocol import Storage
-from tenure.storage.queries import Query, WorkerSurvey
-from tenure.storage.requests import WORKER_KEPT, LeaseRenewal, NewLogLine, RenewRequest, RenewResult, WorkerInfo
-from tenure.storage.revisions import CancelJob, RedriveJob, RescheduleJob, Settings, Target
+from tenure.storage.protocol import (
+    WORKER_KEPT,
+    CancelJob,
+    LeaseRenewal,
+    NewLogLine,
+    Query,
+    RedriveJob,
+    RenewRequest,
+    RenewResult,
+    RescheduleJob,
+    Settings,
+    Storage,
+    Target,
+    WorkerInfo,
+    WorkerSurvey,
+)
 from tenure.testing.clock import ManualClock
 from tenure_testing.conformance.helpers import (
     ALICE,

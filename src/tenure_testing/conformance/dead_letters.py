@@ -13,11 +13,19 @@ from tenure.core.lifecycle import State
 from tenure.core.outcome import Cancelled, Outcome, Raised, Rejected, TimedOut, Unreadable
 from tenure.core.retention import KeepRule, RetentionRules
 from tenure.core.retry import Backoff
-from tenure.storage.names import job_topic, queue_topic
-from tenure.storage.protocol import Storage
-from tenure.storage.queries import Query
-from tenure.storage.requests import SWEEP_LIMIT
-from tenure.storage.revisions import CancelJob, DeleteJob, RedriveJob, RevisionResult, Settings, Target
+from tenure.storage.protocol import (
+    SWEEP_LIMIT,
+    CancelJob,
+    DeleteJob,
+    Query,
+    RedriveJob,
+    RevisionResult,
+    Settings,
+    Storage,
+    Target,
+    job_topic,
+    queue_topic,
+)
 from tenure.testing.clock import ManualClock
 from tenure_testing.conformance.helpers import (
     ALICE,

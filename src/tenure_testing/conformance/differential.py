@@ -30,17 +30,21 @@ from tenure.core.retention import KeepRule, RetentionRules
 from tenure.core.retry import Backoff
 from tenure.core.settlement import Settlement
 from tenure.storage.memory.storage import MemoryStorage
-from tenure.storage.protocol import Storage
-from tenure.storage.queries import Query
-from tenure.storage.requests import ClaimRequest, LeaseRenewal, NewLogLine, RenewRequest, StalledLease
-from tenure.storage.revisions import (
+from tenure.storage.protocol import (
     CancelJob,
+    ClaimRequest,
     DeleteJob,
+    LeaseRenewal,
+    NewLogLine,
+    Query,
     RedriveJob,
+    RenewRequest,
     RescheduleJob,
     RetainJob,
     Revision,
     Settings,
+    StalledLease,
+    Storage,
     Target,
 )
 from tenure.testing.clock import START, ManualClock

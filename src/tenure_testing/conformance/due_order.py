@@ -9,9 +9,7 @@ from tenure.clock import SECOND
 from tenure.core.job import JobRecord, Key, NewJob, Ref
 from tenure.core.lifecycle import State
 from tenure.errors import UsageError
-from tenure.storage.protocol import Storage
-from tenure.storage.queries import Query
-from tenure.storage.revisions import CancelJob, RescheduleJob
+from tenure.storage.protocol import CancelJob, Query, RescheduleJob, Storage
 from tenure.testing.clock import ManualClock
 from tenure_testing.conformance.helpers import Conformance, claim_one, enqueue, new_job
 

@@ -6,10 +6,7 @@ from tenure.clock import SECOND
 from tenure.core.job import Key, NewJob, Owner, Policy, Ref, StallTerms, UniqueKey
 from tenure.core.lifecycle import State
 from tenure.core.retry import Backoff
-from tenure.storage.protocol import Storage
-from tenure.storage.queries import Query
-from tenure.storage.requests import EnqueueResult
-from tenure.storage.revisions import CancelJob
+from tenure.storage.protocol import CancelJob, EnqueueResult, Query, Storage
 from tenure.testing.clock import ManualClock
 from tenure_testing.conformance.helpers import (
     ALICE,

@@ -40,10 +40,22 @@ from tenure.core.outcome import (
     Unreadable,
 )
 from tenure.core.retention import EVENTS_KEPT
-from tenure.storage.protocol import Storage
-from tenure.storage.queries import EVENTS_END, EventReader
-from tenure.storage.requests import TRIM_LIMIT, LeaseRenewal, NewLogLine, RenewRequest
-from tenure.storage.revisions import CancelJob, DeleteJob, RedriveJob, RescheduleJob, Revision, Settings, Target
+from tenure.storage.protocol import (
+    EVENTS_END,
+    TRIM_LIMIT,
+    CancelJob,
+    DeleteJob,
+    EventReader,
+    LeaseRenewal,
+    NewLogLine,
+    RedriveJob,
+    RenewRequest,
+    RescheduleJob,
+    Revision,
+    Settings,
+    Storage,
+    Target,
+)
 from tenure.testing.clock import ManualClock
 from tenure_testing.conformance.helpers import (
     ALICE,

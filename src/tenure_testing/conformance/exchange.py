@@ -23,9 +23,19 @@ from tenure.core.outcome import (
     Unreadable,
 )
 from tenure.core.retry import Backoff
-from tenure.storage.protocol import Storage
-from tenure.storage.requests import CLAIM_LIMIT, RUNS_KEPT, SETTLE_LIMIT, ClaimRequest, LeaseRenewal, RenewRequest
-from tenure.storage.revisions import CancelJob, DeleteJob, Settings, Target
+from tenure.storage.protocol import (
+    CLAIM_LIMIT,
+    RUNS_KEPT,
+    SETTLE_LIMIT,
+    CancelJob,
+    ClaimRequest,
+    DeleteJob,
+    LeaseRenewal,
+    RenewRequest,
+    Settings,
+    Storage,
+    Target,
+)
 from tenure.testing.clock import ManualClock
 from tenure_testing.conformance.helpers import (
     ALICE,

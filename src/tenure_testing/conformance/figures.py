@@ -26,9 +26,7 @@ from tenure.core.figures import (
     added,
 )
 from tenure.core.job import Owner, Ref
-from tenure.storage.protocol import Storage
-from tenure.storage.requests import RenewRequest, SweepRequest, WorkerInfo
-from tenure.storage.revisions import CancelJob
+from tenure.storage.protocol import CancelJob, RenewRequest, Storage, SweepRequest, WorkerInfo
 from tenure.testing import ManualClock
 from tenure_testing.conformance.helpers import ALICE, BOB, QUEUE, claim_one, new_job
 

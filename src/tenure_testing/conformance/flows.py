@@ -10,14 +10,21 @@ from tenure.core.events import FlowBroken, JobCancelled, JobCompleted, JobDelete
 from tenure.core.job import DebounceKey, NewJob, Policy, Ref, ThrottleKey, UniqueKey
 from tenure.core.lifecycle import State
 from tenure.core.move import MoveMark
-from tenure.core.outcome import Cancelled, Interrupted, Outcome, Rejected
+from tenure.core.outcome import Cancelled, Interrupted, Outcome, Rejected, Suspended
 from tenure.core.retention import KeepRule, RetentionRules
-from tenure.core.waiting import Dependent, JobKind, Links, Need, Plan
-from tenure.errors import StorageMovedError
+from tenure.core.waiting import Dependent, JobKind, Links, Need, Plan, Wait
+from tenure.errors import FlowError, StorageMovedError
 from tenure.maintenance.outbox import RETRY_AFTER, carry_out
-from tenure.storage.protocol import Storage
-from tenure.storage.requests import ClaimRequest
-from tenure.storage.revisions import CancelJob, DeleteJob, RedriveJob, Settings, Target
+from tenure.storage.protocol import (
+    CancelJob,
+    ClaimRequest,
+    DeleteJob,
+    Query,
+    RedriveJob,
+    Settings,
+    Storage,
+    Target,
+)
 from tenure.storage.waiting import NOTIFIED_AT_ONCE, OUTBOX_DELAY, AdvanceEntry, SealBox, Subscribe
 from tenure.testing.clock import ManualClock
 from tenure_testing.conformance.helpers import (
@@ -382,31 +389,6 @@ class GroupsConformance(Conformance):
         assert [event.id for event in await events_of(storage, JobCompleted)] == ["g"]
         assert (await record(storage, ref_of("g"))).starts == 0
 
-    @pytest.mark.parametrize(("failed", "state"), [((), State.COMPLETED), ((3,), State.FAILED), ((1, 5), State.FAILED)])
-    async def test_members_that_end_in_one_call_count_once_each(
-        self, storage: Storage, failed: tuple[int, ...], state: State
-    ) -> None:
-        need = Need(box="members", count=6, mode="tally")
-        members = [
-            structs.replace(
-                new_job(f"g~{number}"), links=Links(dependents=(Dependent(ref_of("g"), "members", f"{number}"),))
-            )
-            for number in range(1, 7)
-        ]
-        await enqueue(storage, linked("g", after=[need], kind=JobKind.GROUP), *members[:5])
-        # A token that arrived before, and so counts only once.
-        await deliver(storage, "g", token("members", key="2"))
-        leases = {lease.ref.id: lease for lease in await claim(storage)}
-        outcomes = [REJECTED if number in failed else RETURNED for number in range(1, 6)]
-        ends = [settled(leases[f"g~{number}"], outcome) for number, outcome in enumerate(outcomes, 1)]
-        await storage.exchange(ALICE, ends)
-        await storage.exchange(ALICE, ends)
-        assert await state_of(storage, "g") is State.SUSPENDED
-        await enqueue(storage, members[5])
-        await end_next(storage)
-
-        assert await state_of(storage, "g") is state
-
     async def test_an_empty_group_completes_at_once(self, storage: Storage) -> None:
         group = linked("g", after=[Need(box="members", count=0, mode="tally")], kind=JobKind.GROUP, to=["after"])
         await enqueue(storage, linked("after", after=["g"]), group)
@@ -600,3 +582,44 @@ class OutboxConformance(Conformance):
         await carry_all(storage, clock)
 
         assert await counted(storage) == {State.FAILED: len(self.NAMES)}
+
+
+class NoFlowsConformance(Conformance):
+    """A storage that does not keep flows refuses a call that needs them, before it writes anything."""
+
+    @pytest.mark.parametrize("job", [linked("b", after=["a"]), linked("b", to=["a"])], ids=["wait", "dependents"])
+    async def test_a_job_with_links_is_refused(self, storage: Storage, job: NewJob) -> None:
+        with pytest.raises(FlowError):
+            await storage.enqueue([new_job("a"), job])
+
+        assert await counted(storage) == {}
+        assert await all_events(storage) == []
+
+    async def test_a_suspension_is_refused_and_the_run_goes_on(self, storage: Storage) -> None:
+        lease = await start(storage, new_job("a"))
+        with pytest.raises(FlowError):
+            await storage.exchange(ALICE, [settled(lease, Suspended(Wait((Need(box="x"),))))])
+
+        assert await record(storage, lease.ref) == lease.job
+        assert await settle(storage, ALICE, lease) == "done"
+
+    async def test_a_token_is_refused(self, storage: Storage) -> None:
+        await enqueue(storage, new_job("a"))
+        for revision in (
+            SealBox(ref_of("a"), "x", 1),
+            Subscribe(ref_of("a"), Dependent(ref_of("b"), "a", END)),
+            AdvanceEntry(ref_of("a"), 1, 1),
+        ):
+            with pytest.raises(FlowError):
+                await storage.revise([CancelJob(ref_of("a")), revision])
+        with pytest.raises(FlowError):
+            await deliver(storage, "a", token("x"))
+
+        assert await state_of(storage, "a") is State.WAITING
+
+    async def test_a_suspended_job_is_listed_nowhere(self, storage: Storage) -> None:
+        await enqueue(storage, new_job("a"))
+
+        assert (await storage.find(Query(states=(State.SUSPENDED,)))).jobs == ()
+        both = await storage.find(Query(states=(State.SUSPENDED, State.WAITING)))
+        assert [job.id for job in both.jobs] == ["a"]

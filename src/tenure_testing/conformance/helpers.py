@@ -27,16 +27,17 @@ from tenure.core.lifecycle import State
 from tenure.core.outcome import Outcome, Raised, Returned, Stalled
 from tenure.core.retry import Backoff
 from tenure.core.settlement import Settlement, settlement
-from tenure.storage.protocol import Storage
-from tenure.storage.queries import Query, QueueSurvey
-from tenure.storage.requests import (
+from tenure.storage.protocol import (
     ClaimRequest,
     ExchangeResult,
     LeaseRenewal,
+    Query,
+    QueueSurvey,
     RenewRequest,
     RenewResult,
     SettleVerdict,
     StalledLease,
+    Storage,
     SweepRequest,
 )
 from tenure.testing.clock import ManualClock

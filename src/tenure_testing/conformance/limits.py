@@ -8,11 +8,17 @@ from tenure.core.events import JobReleased, QueueLimited
 from tenure.core.job import Key, Owner, RateKey
 from tenure.core.lifecycle import State
 from tenure.core.outcome import RateLimitHit, Unknown
-from tenure.storage.names import QUEUE_RATE, queue_topic
-from tenure.storage.protocol import Storage
-from tenure.storage.queries import StartLimit
-from tenure.storage.requests import ClaimRequest
-from tenure.storage.revisions import CancelJob, RescheduleJob, Settings, Target
+from tenure.storage.protocol import (
+    QUEUE_RATE,
+    CancelJob,
+    ClaimRequest,
+    RescheduleJob,
+    Settings,
+    StartLimit,
+    Storage,
+    Target,
+    queue_topic,
+)
 from tenure.testing.clock import ManualClock
 from tenure_testing.conformance.helpers import (
     ALICE,

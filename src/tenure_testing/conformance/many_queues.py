@@ -10,8 +10,7 @@ from tenure.core.lease import Lease
 from tenure.core.lifecycle import State
 from tenure.core.outcome import Interrupted
 from tenure.core.retry import Backoff
-from tenure.storage.protocol import Storage
-from tenure.storage.revisions import CancelJob, RedriveJob, RescheduleJob, Settings, Target
+from tenure.storage.protocol import CancelJob, RedriveJob, RescheduleJob, Settings, Storage, Target
 from tenure.testing.clock import ManualClock
 from tenure_testing.conformance.helpers import (
     ALICE,

@@ -33,18 +33,21 @@ from tenure.errors import StorageMovedError, UsageError
 from tenure.ops.move import MOVABLE, Move
 from tenure.storage.memory.storage import MemoryStorage
 from tenure.storage.moving import MoveTarget
-from tenure.storage.protocol import Storage
-from tenure.storage.queries import Query
-from tenure.storage.requests import LeaseRenewal, NewLogLine, RenewRequest, WorkerInfo
-from tenure.storage.revisions import (
+from tenure.storage.protocol import (
     CancelJob,
     DeleteJob,
+    LeaseRenewal,
+    NewLogLine,
     PutSchedule,
+    Query,
     RedriveJob,
+    RenewRequest,
     RescheduleJob,
     Settings,
+    Storage,
     Target,
     Tick,
+    WorkerInfo,
 )
 from tenure.testing.clock import ManualClock
 from tenure_testing.conformance.helpers import (

@@ -9,9 +9,17 @@ import pytest
 from tenure.clock import SECOND
 from tenure.core.job import Key, OnExpire, Policy
 from tenure.core.outcome import Interrupted, Raised
-from tenure.storage.names import EVENTS_TOPIC, job_topic, owner_topic, queue_topic
-from tenure.storage.protocol import Notifications, Storage
-from tenure.storage.revisions import CancelJob, Settings, Target
+from tenure.storage.protocol import (
+    EVENTS_TOPIC,
+    CancelJob,
+    Notifications,
+    Settings,
+    Storage,
+    Target,
+    job_topic,
+    owner_topic,
+    queue_topic,
+)
 from tenure.testing.clock import ManualClock
 from tenure_testing.conformance.helpers import (
     ALICE,

@@ -9,8 +9,7 @@ from tenure.clock import SECOND
 from tenure.core.job import Key, NewJob, RateKey, Ref
 from tenure.core.lifecycle import State
 from tenure.core.outcome import Interrupted, Rejected, Returned
-from tenure.storage.protocol import Storage
-from tenure.storage.revisions import CancelJob, DeleteJob, RedriveJob, RescheduleJob, Revision, Settings, Target
+from tenure.storage.protocol import CancelJob, DeleteJob, RedriveJob, RescheduleJob, Revision, Settings, Storage, Target
 from tenure.testing.clock import ManualClock
 from tenure_testing.conformance.helpers import (
     ALICE,

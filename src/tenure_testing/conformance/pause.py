@@ -8,10 +8,19 @@ from tenure.clock import SECOND
 from tenure.core.job import Key, Ref
 from tenure.core.lifecycle import State
 from tenure.core.outcome import Interrupted
-from tenure.storage.names import queue_topic
-from tenure.storage.protocol import Storage
-from tenure.storage.requests import PROMOTE_LIMIT, SCAN_LIMIT, ClaimRequest
-from tenure.storage.revisions import CancelJob, DeleteJob, RescheduleJob, Revision, Settings, Target
+from tenure.storage.protocol import (
+    PROMOTE_LIMIT,
+    SCAN_LIMIT,
+    CancelJob,
+    ClaimRequest,
+    DeleteJob,
+    RescheduleJob,
+    Revision,
+    Settings,
+    Storage,
+    Target,
+    queue_topic,
+)
 from tenure.testing.clock import ManualClock
 from tenure_testing.conformance.helpers import (
     ALICE,

@@ -9,10 +9,17 @@ from tenure.clock import SECOND
 from tenure.core.job import Key, NewJob, Owner, RateKey, Ref
 from tenure.core.lifecycle import State
 from tenure.core.outcome import Interrupted, Returned
-from tenure.storage.names import queue_topic
-from tenure.storage.protocol import Storage
-from tenure.storage.requests import PROMOTE_LIMIT, SCAN_LIMIT
-from tenure.storage.revisions import CancelJob, DeleteJob, RescheduleJob, Settings, Target
+from tenure.storage.protocol import (
+    PROMOTE_LIMIT,
+    SCAN_LIMIT,
+    CancelJob,
+    DeleteJob,
+    RescheduleJob,
+    Settings,
+    Storage,
+    Target,
+    queue_topic,
+)
 from tenure.testing.clock import ManualClock
 from tenure_testing.conformance.helpers import (
     ALICE,

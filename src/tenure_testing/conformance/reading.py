@@ -13,10 +13,17 @@ from tenure.core.job import Owner, Ref
 from tenure.core.lifecycle import State
 from tenure.core.outcome import Rejected, Returned
 from tenure.storage.cursors import recorded_within
-from tenure.storage.protocol import Storage
-from tenure.storage.queries import EVENT_LOAN, EVENTS_END, EventReader, Query
-from tenure.storage.requests import RenewRequest, WorkerInfo
-from tenure.storage.revisions import Settings, Target
+from tenure.storage.protocol import (
+    EVENT_LOAN,
+    EVENTS_END,
+    EventReader,
+    Query,
+    RenewRequest,
+    Settings,
+    Storage,
+    Target,
+    WorkerInfo,
+)
 from tenure.testing.clock import ManualClock
 from tenure_testing.conformance.helpers import (
     ALICE,

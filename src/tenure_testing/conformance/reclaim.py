@@ -8,9 +8,7 @@ from tenure.core.job import Policy, StallTerms
 from tenure.core.lease import REAPER_LEASE
 from tenure.core.lifecycle import State
 from tenure.core.outcome import Interrupted
-from tenure.storage.protocol import Storage
-from tenure.storage.requests import SWEEP_LIMIT, WORKER_KEPT, RenewRequest, SweepRequest, WorkerInfo
-from tenure.storage.revisions import CancelJob
+from tenure.storage.protocol import SWEEP_LIMIT, WORKER_KEPT, CancelJob, RenewRequest, Storage, SweepRequest, WorkerInfo
 from tenure.testing.clock import ManualClock
 from tenure_testing.conformance.helpers import (
     ALICE,

@@ -7,10 +7,16 @@ from tenure.core.lifecycle import State
 from tenure.core.outcome import TimedOut
 from tenure.core.retention import KeepRule, RetentionRules
 from tenure.core.retry import Backoff
-from tenure.storage.protocol import Storage
-from tenure.storage.queries import EventReader
-from tenure.storage.requests import LeaseRenewal, RenewRequest
-from tenure.storage.revisions import CancelJob, RescheduleJob, Settings, Target
+from tenure.storage.protocol import (
+    CancelJob,
+    EventReader,
+    LeaseRenewal,
+    RenewRequest,
+    RescheduleJob,
+    Settings,
+    Storage,
+    Target,
+)
 from tenure.testing.clock import ManualClock
 from tenure_testing.conformance.helpers import (
     ALICE,

@@ -20,20 +20,24 @@ from tenure.core.lease import Lease
 from tenure.core.lifecycle import State
 from tenure.core.outcome import Interrupted, Rejected
 from tenure.core.partition import PartitionState, compare
-from tenure.storage.protocol import Storage
-from tenure.storage.queries import Query
-from tenure.storage.requests import (
+from tenure.storage.protocol import (
     LOG_LINES_KEPT,
     RENEW_LIMIT,
     WORKER_KEPT,
+    CancelJob,
     CancelRequest,
+    DeleteJob,
     LeaseRenewal,
     NewLogLine,
+    Query,
+    RedriveJob,
     RenewRequest,
     RenewResult,
+    Settings,
+    Storage,
+    Target,
     WorkerInfo,
 )
-from tenure.storage.revisions import CancelJob, DeleteJob, RedriveJob, Settings, Target
 from tenure.testing.clock import ManualClock
 from tenure_testing.conformance.helpers import (
     ALICE,

@@ -19,19 +19,23 @@ from tenure.core.lease import Lease
 from tenure.core.lifecycle import State
 from tenure.core.outcome import Cancelled, Rejected, Returned
 from tenure.core.retention import EVENTS_KEPT, KEPT, KeepRule, RetentionRules
-from tenure.storage.names import job_topic
-from tenure.storage.protocol import Storage
-from tenure.storage.queries import EVENTS_END, Query
-from tenure.storage.requests import TRIM_LIMIT, LeaseRenewal, NewLogLine, RenewRequest
-from tenure.storage.revisions import (
+from tenure.storage.protocol import (
+    EVENTS_END,
+    TRIM_LIMIT,
     CancelJob,
     DeleteJob,
+    LeaseRenewal,
+    NewLogLine,
+    Query,
     RedriveJob,
+    RenewRequest,
     RescheduleJob,
     RetainJob,
     RevisionResult,
     Settings,
+    Storage,
     Target,
+    job_topic,
 )
 from tenure.testing.clock import ManualClock
 from tenure_testing.conformance.helpers import (

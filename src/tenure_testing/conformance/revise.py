@@ -7,11 +7,10 @@ from tenure.core.events import JobCancelled, JobDeleted, JobRedriven
 from tenure.core.job import DebounceKey, Key, RateKey, Ref, UniqueKey
 from tenure.core.lifecycle import State
 from tenure.core.outcome import Cancelled, Interrupted, Outcome, Rejected, Returned
-from tenure.storage.protocol import Storage
-from tenure.storage.queries import Query
-from tenure.storage.revisions import (
+from tenure.storage.protocol import (
     CancelJob,
     DeleteJob,
+    Query,
     RedriveJob,
     RemoveSchedule,
     RescheduleJob,
@@ -19,6 +18,7 @@ from tenure.storage.revisions import (
     Revision,
     RevisionResult,
     ScheduleResult,
+    Storage,
 )
 from tenure.testing.clock import ManualClock
 from tenure_testing.conformance.helpers import (

@@ -12,9 +12,17 @@ from tenure.core.events import ScheduleFired, ScheduleMissed, ScheduleSkipped
 from tenure.core.job import CollectKey, DebounceKey, MergeKey, NewJob, Ref, ThrottleKey, UniqueKey
 from tenure.core.lifecycle import State
 from tenure.core.schedule import AHEAD, Missed, Overlap, Schedule
-from tenure.storage.protocol import Storage
-from tenure.storage.requests import DUE_LIMIT
-from tenure.storage.revisions import PauseSchedule, PutSchedule, RemoveSchedule, ScheduleResult, Settings, Target, Tick
+from tenure.storage.protocol import (
+    DUE_LIMIT,
+    PauseSchedule,
+    PutSchedule,
+    RemoveSchedule,
+    ScheduleResult,
+    Settings,
+    Storage,
+    Target,
+    Tick,
+)
 from tenure.testing.clock import ManualClock
 from tenure_testing.conformance.helpers import (
     ALICE,

@@ -67,25 +67,33 @@ from tenure.core.retention import KeepRule, RetentionRules
 from tenure.core.retry import Backoff
 from tenure.core.schedule import Schedule
 from tenure.core.settlement import Settlement, settlement
-from tenure.core.steps import NewStep
 from tenure.storage.memory.model import Model
-from tenure.storage.protocol import Storage
-from tenure.storage.queries import EVENTS_END, ActsQuery, EventPage, EventReader, Query
-from tenure.storage.requests import ClaimRequest, LeaseRenewal, NewLogLine, RenewRequest, SweepRequest, WorkerInfo
-from tenure.storage.revisions import (
+from tenure.storage.protocol import (
+    EVENTS_END,
+    ActsQuery,
     CancelJob,
     Change,
+    ClaimRequest,
     DeleteJob,
+    EventPage,
+    EventReader,
+    LeaseRenewal,
+    NewLogLine,
     PauseSchedule,
     PutSchedule,
+    Query,
     RedriveJob,
     RemoveSchedule,
+    RenewRequest,
     RescheduleJob,
     RetainJob,
     Revision,
     Settings,
+    Storage,
+    SweepRequest,
     Target,
     Tick,
+    WorkerInfo,
 )
 from tenure.testing.clock import ManualClock
 
@@ -310,7 +318,6 @@ class RenewalTemplate:
     """How often each log line is repeated. A log keeps a thousand lines."""
 
     trace: str | None
-    steps: tuple[NewStep, ...]
 
     def of(self, lease: Lease) -> LeaseRenewal:
         """Return the renewal of a lease."""
@@ -328,18 +335,8 @@ class RenewalTemplate:
             note=self.note,
             log=self.log * self.times,
             trace=self.trace,
-            steps=self.steps,
         )
 
-
-steps = st.builds(
-    NewStep,
-    name=st.sampled_from(("a", "a#2", "a~1", "b@x")),
-    kind=st.sampled_from(("step", "step", "sleep")),
-    by=st.sampled_from(("completed", "failed", "timer")),
-    body=st.sampled_from((None, b"", b"1", b"\x00\xff")),
-    took=st.sampled_from((None, 0, 5 * SECOND)),
-)
 
 renewal_templates = st.builds(
     RenewalTemplate,
@@ -355,7 +352,6 @@ renewal_templates = st.builds(
     log=log_lines,
     times=st.sampled_from((1, 1, 600)),
     trace=st.sampled_from((None, None, "here ☃", "there", "")),
-    steps=st.lists(steps, max_size=2).map(tuple) | st.just(()),
 )
 
 infos = st.none() | st.builds(

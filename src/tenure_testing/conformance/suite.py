@@ -1,5 +1,6 @@
 """Combines all parts of the conformance suite in one class."""
 
+from tenure.storage.protocol import Storage
 from tenure_testing.conformance.acts import ActsConformance
 from tenure_testing.conformance.claim_numbers import ClaimNumbersConformance
 from tenure_testing.conformance.collecting import CollectConformance
@@ -16,6 +17,7 @@ from tenure_testing.conformance.flows import (
     BreakConformance,
     EndsConformance,
     GroupsConformance,
+    NoFlowsConformance,
     OutboxConformance,
 )
 from tenure_testing.conformance.limits import LimitsConformance
@@ -33,13 +35,24 @@ from tenure_testing.conformance.renew import RenewConformance
 from tenure_testing.conformance.retention import RetentionConformance
 from tenure_testing.conformance.revise import ReviseConformance
 from tenure_testing.conformance.schedules import SchedulesConformance
-from tenure_testing.conformance.steps import SignalsConformance, StepsConformance
 from tenure_testing.conformance.sweep import ElectionConformance, SweepConformance
 from tenure_testing.conformance.ttl import TtlConformance
 from tenure_testing.conformance.tune import TuneConformance
 from tenure_testing.conformance.unique_keys import DebounceConformance, ThrottleConformance, UniqueConformance
 from tenure_testing.conformance.unknown_tasks import UnknownTasksConformance
 from tenure_testing.conformance.waiting import SuspendConformance, TimersConformance, WaitingConformance
+
+
+class FlowsConformance(
+    WaitingConformance,
+    SuspendConformance,
+    TimersConformance,
+    EndsConformance,
+    BreakConformance,
+    GroupsConformance,
+    OutboxConformance,
+):
+    """All tests of waiting jobs and flows, for a storage whose `flows` is true."""
 
 
 class StorageConformance(
@@ -78,16 +91,14 @@ class StorageConformance(
     DueOrderConformance,
     EventsConformance,
     NoticesConformance,
-    WaitingConformance,
-    SuspendConformance,
-    TimersConformance,
-    EndsConformance,
-    BreakConformance,
-    GroupsConformance,
-    OutboxConformance,
     DifferentialConformance,
     RegressionsConformance,
-    StepsConformance,
-    SignalsConformance,
 ):
-    """All tests of a storage. A subclass defines the fixture `storage`: an opened storage that reads the `clock`."""
+    """All tests of a storage. A subclass defines the fixture `storage`: an opened storage that reads the `clock`.
+
+    The subclass is also one of `FlowsConformance`, if the storage keeps flows, or else of `NoFlowsConformance`.
+    """
+
+    async def test_the_suite_fits_what_the_storage_keeps(self, storage: Storage) -> None:
+        assert isinstance(self, FlowsConformance) == storage.flows
+        assert isinstance(self, NoFlowsConformance) == (not storage.flows)

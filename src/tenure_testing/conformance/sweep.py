@@ -11,10 +11,16 @@ from tenure.core.leadership import Term
 from tenure.core.lease import REAPER_LEASE, Lease
 from tenure.core.lifecycle import State
 from tenure.core.outcome import Cancelled, Interrupted, Outcome, Raised, Rejected, Stalled
-from tenure.storage.protocol import Storage
-from tenure.storage.queries import Query
-from tenure.storage.requests import PROMOTE_LIMIT, SWEEP_LIMIT, StalledLease
-from tenure.storage.revisions import CancelJob, DeleteJob, RedriveJob
+from tenure.storage.protocol import (
+    PROMOTE_LIMIT,
+    SWEEP_LIMIT,
+    CancelJob,
+    DeleteJob,
+    Query,
+    RedriveJob,
+    StalledLease,
+    Storage,
+)
 from tenure.testing.clock import ManualClock
 from tenure_testing.conformance.helpers import (
     ALICE,

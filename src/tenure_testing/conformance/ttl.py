@@ -8,10 +8,19 @@ from tenure.core.job import Key, NewJob, OnExpire, Policy, Ref
 from tenure.core.lifecycle import State
 from tenure.core.outcome import Interrupted, Rejected, Snoozed
 from tenure.core.retry import Backoff
-from tenure.storage.protocol import Storage
-from tenure.storage.queries import Query
-from tenure.storage.requests import EXPIRE_LIMIT, PROMOTE_LIMIT, SCAN_LIMIT, ClaimRequest
-from tenure.storage.revisions import CancelJob, RedriveJob, RescheduleJob, Settings, Target
+from tenure.storage.protocol import (
+    EXPIRE_LIMIT,
+    PROMOTE_LIMIT,
+    SCAN_LIMIT,
+    CancelJob,
+    ClaimRequest,
+    Query,
+    RedriveJob,
+    RescheduleJob,
+    Settings,
+    Storage,
+    Target,
+)
 from tenure.testing.clock import ManualClock
 from tenure_testing.conformance.helpers import (
     ALICE,

@@ -6,8 +6,7 @@ from tenure.clock import SECOND
 from tenure.core.events import QueuePaused, QueueResumed
 from tenure.core.job import FOREVER, RateKey, StallSetting, StallTerms
 from tenure.core.retention import KeepRule, RetentionRules
-from tenure.storage.protocol import Storage
-from tenure.storage.revisions import Settings, Target
+from tenure.storage.protocol import Settings, Storage, Target
 from tenure.testing.clock import ManualClock
 from tenure_testing.conformance.helpers import (
     ALICE,

@@ -11,11 +11,26 @@ from tenure.core.lifecycle import State
 from tenure.core.outcome import Unknown
 from tenure.core.retry import Backoff
 from tenure.core.settlement import Settlement
-from tenure.storage.names import PLACE_LIMIT, UNKNOWN, queue_topic
-from tenure.storage.protocol import Storage
-from tenure.storage.queries import Query, UnknownTask
-from tenure.storage.requests import LOOK_LIMIT, ClaimRequest, ExchangeResult, RenewRequest, WorkerInfo
-from tenure.storage.revisions import CancelJob, DeleteJob, RedriveJob, RescheduleJob, Revision, Settings, Target
+from tenure.storage.protocol import (
+    LOOK_LIMIT,
+    PLACE_LIMIT,
+    UNKNOWN,
+    CancelJob,
+    ClaimRequest,
+    DeleteJob,
+    ExchangeResult,
+    Query,
+    RedriveJob,
+    RenewRequest,
+    RescheduleJob,
+    Revision,
+    Settings,
+    Storage,
+    Target,
+    UnknownTask,
+    WorkerInfo,
+    queue_topic,
+)
 from tenure.testing.clock import ManualClock
 from tenure_testing.conformance.helpers import (
     ALICE,

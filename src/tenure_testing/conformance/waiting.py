@@ -24,9 +24,7 @@ from tenure.core.waiting import (
 )
 from tenure.errors import FlowError
 from tenure.maintenance.outbox import carry_out
-from tenure.storage.protocol import Storage
-from tenure.storage.requests import ClaimRequest
-from tenure.storage.revisions import CancelJob, RescheduleJob, RevisionResult
+from tenure.storage.protocol import CancelJob, ClaimRequest, RescheduleJob, RevisionResult, Storage
 from tenure.storage.waiting import DeliverToken, SealBox
 from tenure.testing.clock import ManualClock
 from tenure_testing.conformance.helpers import (

@@ -1,8 +1,7 @@
 """The demo's reader of the event log, which begins at the end of the log as the demo finds it."""
 
 from tenure.core.events import AnyEvent, Event, JobStalled, RunFenced
-from tenure.storage.protocol import Storage
-from tenure.storage.queries import EVENTS_END
+from tenure.storage.protocol import EVENTS_END, Storage
 
 BATCH = 500
 

@@ -9,7 +9,7 @@ from tenure.core.duration import micros
 from tenure.core.events import AnyEvent
 from tenure.core.job import JobDetail, Owner, Ref
 from tenure.options import Timing
-from tenure.storage.requests import SettleVerdict
+from tenure.storage.protocol import SettleVerdict
 from tenure_testing.demo.handler_log import HandlerLogLine
 from tenure_testing.demo.work import Facts
 

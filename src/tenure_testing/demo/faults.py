@@ -16,8 +16,7 @@ from pathlib import Path
 
 from tenure.core.job import Owner, Ref
 from tenure.core.lifecycle import State
-from tenure.storage.protocol import Storage
-from tenure.storage.queries import Query, Survey
+from tenure.storage.protocol import Query, Storage, Survey
 from tenure_testing.demo.event_follower import EventFollower
 from tenure_testing.demo.evidence import Fault, HeldRun
 from tenure_testing.demo.handler_log import going_on

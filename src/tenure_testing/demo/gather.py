@@ -13,8 +13,7 @@ from tenure.core.job import JobDetail, Owner, Ref
 from tenure.core.lease import Lease
 from tenure.core.outcome import Returned
 from tenure.core.settlement import settlement
-from tenure.storage.protocol import Storage
-from tenure.storage.queries import Query
+from tenure.storage.protocol import Query, Storage
 from tenure_testing.demo import handler_log as handler_logs
 from tenure_testing.demo import tasks
 from tenure_testing.demo.event_follower import EventFollower

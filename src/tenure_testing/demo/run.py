@@ -21,8 +21,7 @@ from tenure.core.job import Ref
 from tenure.core.lifecycle import TERMINAL, State
 from tenure.errors import UsageError
 from tenure.http.server import HTTPServer, ListenAddress
-from tenure.storage.protocol import Storage
-from tenure.storage.queries import Survey
+from tenure.storage.protocol import Storage, Survey
 from tenure_testing.demo import tasks
 from tenure_testing.demo.audit import audit, seconds
 from tenure_testing.demo.corpus import corpus, places, rounds

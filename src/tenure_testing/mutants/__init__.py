@@ -4,7 +4,7 @@ To add one, derive it from `Model` and decorate it with `@mutant`. Its docstring
 -m tenure_testing.mutants` prints. A harmless mutant is a control, which the simulation must not catch.
 """
 
-from tenure_testing.mutants import enqueue, flows, rates, runs
+from tenure_testing.mutants import enqueue, rates, runs
 from tenure_testing.mutants.registry import MUTANTS, Mutant, mutant
 
-__all__ = ["MUTANTS", "Mutant", "enqueue", "flows", "mutant", "rates", "runs"]
+__all__ = ["MUTANTS", "Mutant", "enqueue", "mutant", "rates", "runs"]

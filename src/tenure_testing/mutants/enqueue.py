@@ -11,7 +11,7 @@ from tenure.core.job import CollectKey, DebounceKey, JobRecord, MergeKey, NewJob
 from tenure.core.lifecycle import TERMINAL, State
 from tenure.core.transition import is_expired
 from tenure.storage.memory.model import Model
-from tenure.storage.requests import EnqueueResult
+from tenure.storage.protocol import EnqueueResult
 from tenure_testing.mutants.registry import mutant
 
 # ── unique ────────────────────────────────────────────────────────────────────────────────────────────────────────────

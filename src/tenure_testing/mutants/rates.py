@@ -12,9 +12,7 @@ from tenure.core.order import score_at
 from tenure.core.schedule import Fate, Schedule
 from tenure.storage.memory.job_indexes import OrderedJobs
 from tenure.storage.memory.model import Model
-from tenure.storage.names import RATE
-from tenure.storage.requests import ClaimRequest
-from tenure.storage.revisions import Change, PauseSchedule, ScheduleResult, Tick
+from tenure.storage.protocol import RATE, Change, ClaimRequest, PauseSchedule, ScheduleResult, Tick
 from tenure_testing.mutants.registry import mutant
 
 # ── schedules ─────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -14,21 +14,26 @@ from tenure.core.lifecycle import State
 from tenure.core.settlement import Settlement
 from tenure.core.transition import refused
 from tenure.storage.memory.model import Model
-from tenure.storage.names import PAUSED
-from tenure.storage.queries import EventPage, EventReader
-from tenure.storage.requests import (
+from tenure.storage.protocol import (
+    PAUSED,
+    CancelJob,
     ClaimRequest,
+    DeleteJob,
     EnqueueResult,
+    EventPage,
+    EventReader,
     LeaseRenewal,
     ReclaimResult,
+    RedriveJob,
     RenewRequest,
     RenewResult,
+    Revision,
+    RevisionResult,
     SettlementResult,
     StalledLease,
     SweepRequest,
     SweepResult,
 )
-from tenure.storage.revisions import CancelJob, DeleteJob, RedriveJob, Revision, RevisionResult
 from tenure_testing.mutants.registry import mutant
 
 # ── numbered claims ───────────────────────────────────────────────────────────────────────────────────────────────────

@@ -11,11 +11,13 @@ from tenure.core.rate import is_of_task
 from tenure.core.retention import RetentionRules
 from tenure.options import Timing
 from tenure.storage.memory.model import Model
-from tenure.storage.revisions import Settings, Target
+from tenure.storage.protocol import (
+    Settings,
+    Target,
+)
 from tenure_testing.simulation.call_checks import CallRecords
 from tenure_testing.simulation.fairness_checks import FairnessChecks
 from tenure_testing.simulation.fault_log import FaultLog
-from tenure_testing.simulation.flow_checks import FlowChecks
 from tenure_testing.simulation.job_history import JobHistory
 from tenure_testing.simulation.rate_checks import RateChecks
 from tenure_testing.simulation.record_checks import may_be_forgotten
@@ -72,7 +74,6 @@ class Accounts:
             self.require, fault_log, timing, overruns=overruns, died=died, slack=slack
         )
         self.failed_workers = failed_workers
-        self.flows = FlowChecks(self.require, model, self.stories.get)
         self.model = model
         self.clock = clock
         self.fault_log = fault_log

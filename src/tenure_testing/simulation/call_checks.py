@@ -8,8 +8,7 @@ from tenure.core.frames import framed
 from tenure.core.job import CollectKey, DebounceKey, JobRecord, MergeKey, NewJob, Ref, UniqueKey
 from tenure.core.lifecycle import TERMINAL, State
 from tenure.core.transition import is_expired
-from tenure.storage.requests import EnqueueResult
-from tenure.storage.revisions import RevisionResult
+from tenure.storage.protocol import EnqueueResult, RevisionResult
 
 Require = Callable[[bool, str, str], None]
 """Fails with an invariant's number and a message unless the condition is true."""

@@ -9,16 +9,11 @@ from typing import Any
 
 from tenure.app import Tenure
 from tenure.clock import SECOND
-from tenure.core.job import Ref
-from tenure.handlers.context import current_job
-from tenure.handlers.control import Reject, Snooze
-from tenure.options import Retry
 from tenure.storage.memory.model import Model
 from tenure.storage.memory.storage import MemoryStorage
 from tenure_testing.simulation.accounts import Accounts
 from tenure_testing.simulation.event_loop import Node, SimClock, SimLoop
 from tenure_testing.simulation.fault_log import EVERYWHERE, FaultLog
-from tenure_testing.simulation.flow_workload import PAUSING, pause
 from tenure_testing.simulation.invariants import InvariantChecker
 from tenure_testing.simulation.network import LONGEST_ECHO, LONGEST_PATIENCE, SimNet, SimServer
 from tenure_testing.simulation.plan import WorldPlan
@@ -27,9 +22,6 @@ from tenure_testing.simulation.workload import BATCH, OVERRUNS, HandlerJournal, 
 SLACK = 0.05
 MESSAGES = 10
 """The number of messages between a fault and its recovery. A bound allows their delays and `SLACK` in addition."""
-
-REJECTED = 0.3
-"""How often the handler that suspends its job gives it up."""
 
 TICKS = 3
 """The number of ticks by which a coarse clock may be late: at the claim, the suspicion and the reclaim."""
@@ -88,42 +80,10 @@ class WorldEnvironment:
         self.journal = HandlerJournal(loop.time, self.note)
         self.app = self.tenure(SimNet(self.server), "app")
         define(self.app, self.journal, Random(f"work {seed}"), self._here)
-        self.nets: dict[Node, SimNet] = {}
-        """The network of the process that runs on each node."""
-
-        self.sending: set[Ref] = set()
-        """Jobs of flows whose calls are not all answered. A call that is repeated would make a deleted one again."""
-
-        if plan.flows:
-            self._define_pausing(Random(f"pauses {seed}"))
         for name in list(self.app.tasks):
-            wanted = not plan.tasks or name in plan.tasks
-            if name in (BATCH, PAUSING):
-                wanted = "collect" in plan.features if name == BATCH else plan.flows > 0
+            wanted = "collect" in plan.features if name == BATCH else not plan.tasks or name in plan.tasks
             if not wanted:
                 del self.app.tasks[name]
-
-    def _define_pausing(self, rng: Random) -> None:
-        """Define the task whose handler enqueues children and suspends its job."""
-
-        @self.app.task(name=PAUSING, retry=Retry(max_attempts=3, base="1s", cap="8s"))
-        async def pausing(n: int) -> int:
-            entry = self.journal.begin(self._here())
-            try:
-                await asyncio.sleep(rng.random())
-                if rng.random() < REJECTED:
-                    raise Reject("not yet; a redrive may succeed")
-                job = current_job()
-                ref, net = Ref(job.queue, job.id), self._net_here()
-                children, wait = pause(self.app, rng, ref, job.run, self.clock)
-                if children and net is not None:
-                    await net.enqueue(children)
-                if wait is not None:
-                    self.server.pauses.register(ref, job.fence, wait)
-                    raise Snooze(1)
-            finally:
-                self.journal.end(entry)
-            return n
 
     def tenure(self, net: SimNet, name: str) -> Tenure:
         """Return an app for a process with this name."""
@@ -166,10 +126,6 @@ class WorldEnvironment:
     def _done(self, task: "asyncio.Task[None]") -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
             self.failed(error)
-
-    def _net_here(self) -> SimNet | None:
-        node = self.loop.node
-        return None if node is None else self.nets.get(node)
 
     def _here(self) -> str:
         node = self.loop.node

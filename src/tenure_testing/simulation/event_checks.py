@@ -1,9 +1,9 @@
 """Checks the event log after each step (I15): it holds each event that the step must record, and no other."""
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
-from tenure.core.decision import Decision, Finish, PutBack, Suspend
+from tenure.core.decision import Finish, PutBack
 from tenure.core.events import (
     AnyEvent,
     JobCancelled,
@@ -59,14 +59,8 @@ class EventChecks:
             self._require(event.cursor == str(self._cursor), "I15", f"after event {self._cursor - 1}: {event.cursor}")
         return list(page.events)
 
-    def compare(
-        self, recorded: Sequence[AnyEvent], expected: EventCounts, verb: str, waiting: Collection[Ref] = ()
-    ) -> None:
-        """Check that a verb recorded the events that were expected.
-
-        `waiting`: jobs that wait, or that others wait for. One step may move them several times: `FlowChecks` checks
-        their events.
-        """
+    def compare(self, recorded: Sequence[AnyEvent], expected: EventCounts, verb: str) -> None:
+        """Check that a verb recorded the events that were expected."""
         if not recorded and not expected:
             return
         # The storage may or may not record a refused renewal, because the renewal may cross its settlement. Only a
@@ -76,11 +70,6 @@ class EventChecks:
             for event in recorded
             if isinstance(event, JobEvent) and not (verb == "renew" and isinstance(event, RunFenced | JobStopIgnored))
         )
-        if waiting:
-            heard, expected = (
-                Counter({key: count for key, count in counts.items() if key[1] not in waiting})
-                for counts in (heard, expected)
-            )
         self._require(
             heard == expected,
             "I15",
@@ -88,7 +77,7 @@ class EventChecks:
         )
 
 
-def events_of(decision: Decision, *, stopped: bool) -> Iterator[type[AnyEvent]]:
+def events_of(decision: Finish | PutBack, *, stopped: bool) -> Iterator[type[AnyEvent]]:
     """Yield each event that must be recorded for a settlement."""
     if stopped:
         yield JobCancelled
@@ -104,7 +93,7 @@ def events_of(decision: Decision, *, stopped: bool) -> Iterator[type[AnyEvent]]:
             yield JobFailed
         case PutBack(charge="failures"):
             yield JobRetried
-        case PutBack(charge="releases") | Suspend():
+        case PutBack(charge="releases"):
             yield JobReleased
         case PutBack():
             pass

@@ -7,14 +7,11 @@ from random import Random
 from typing import Any
 
 from tenure.core.lifecycle import REDRIVABLE, TERMINAL, State
-from tenure.core.waiting import JobKind
 from tenure.errors import StorageError
-from tenure.storage.revisions import CancelJob, DeleteJob, RedriveJob, Revision, Settings, Target
-from tenure.storage.waiting import CancelTree
+from tenure.storage.protocol import CancelJob, DeleteJob, RedriveJob, Revision, Settings, Target
 from tenure_testing.simulation.environment import AFTERMATH, WorldEnvironment
 from tenure_testing.simulation.event_loop import Node
 from tenure_testing.simulation.fault_log import EVERYWHERE
-from tenure_testing.simulation.flow_checks import kind_of
 from tenure_testing.simulation.network import Rates, SimNet
 from tenure_testing.simulation.node import SimulatedNode
 from tenure_testing.simulation.workload import OTHER
@@ -192,15 +189,8 @@ class FaultInjector:
 
     async def _do_storm(self, rng: Random) -> None:
         """Cancel many jobs at once, in any state."""
-        records = self._environment.model.records
-        refs = [ref for ref, job in records.items() if job.state not in TERMINAL]
-        await self._revise(
-            "storm",
-            [
-                CancelJob(ref, "storm") if kind_of(records[ref]) is JobKind.JOB else CancelTree(ref, "storm")
-                for ref in rng.sample(refs, rng.randint(0, len(refs)))
-            ],
-        )
+        refs = [ref for ref, job in self._environment.model.records.items() if job.state not in TERMINAL]
+        await self._revise("storm", [CancelJob(ref, "storm") for ref in rng.sample(refs, rng.randint(0, len(refs)))])
 
     async def _do_hush(self, rng: Random) -> None:
         """Pause a queue or a task for some time, as an operator does."""
@@ -218,12 +208,7 @@ class FaultInjector:
         await self._revise("redrive", [RedriveJob(ref) for ref in rng.sample(refs, min(len(refs), 2))])
 
     async def _do_delete(self, rng: Random) -> None:
-        sending = self._environment.sending
-        refs = [
-            ref
-            for ref, job in self._environment.model.records.items()
-            if job.state is not State.ACTIVE and ref not in sending
-        ]
+        refs = [ref for ref, job in self._environment.model.records.items() if job.state is not State.ACTIVE]
         await self._revise("delete", [DeleteJob(ref) for ref in rng.sample(refs, min(len(refs), 1))])
 
     async def _revise(self, kind: str, revisions: Sequence[Revision]) -> None:

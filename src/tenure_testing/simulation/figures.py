@@ -182,7 +182,6 @@ def _features(job: JobRecord) -> Iterator[str]:
         "heartbeat timeout": job.heartbeat_timeout is not None,
         "last in first out": job.lifo,
         "redrive rule": job.policy.redrive is not None,
-        "wait": job.links is not None and job.links.wait is not None,
         "stalled": job.stalls,
         "retried": job.failures,
         job.merge.__class__.__name__.removesuffix("Key").lower(): job.merge is not None,

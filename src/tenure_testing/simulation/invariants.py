@@ -10,16 +10,17 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from tenure.core.job import JobRecord, NewJob, Owner, Ref
-from tenure.storage.requests import (
+from tenure.storage.protocol import (
     EnqueueResult,
     ExchangeResult,
     ReclaimResult,
     RenewRequest,
     RenewResult,
+    Settings,
     SweepRequest,
     SweepResult,
+    Target,
 )
-from tenure.storage.revisions import Settings, Target
 from tenure_testing.simulation.accounts import Accounts
 from tenure_testing.simulation.change_checks import ChangeChecks
 from tenure_testing.simulation.event_checks import ON_CALL, EventChecks, EventCounts
@@ -87,8 +88,7 @@ class InvariantChecker:
             case _:
                 pass
         expected.update(self._changes.passed(verb, before, changed, gone))
-        waiting = {ref for jobs in (before, records) for ref, job in jobs.items() if job.links is not None}
-        self._events.compare(recorded, expected, verb, waiting)
+        self._events.compare(recorded, expected, verb)
         if changed or gone:
             for ref in changed:
                 was = before.get(ref)
@@ -100,8 +100,6 @@ class InvariantChecker:
             self._transitions.indexed(records)
             self._accounts.calls.hold(records, changed, gone, self._accounts.clock.now())
             self._accounts.sharing.stand(before, records, [*changed, *gone])
-        if waiting and (changed or gone or verb == "revise"):
-            self._accounts.flows.stand(before, changed, gone, recorded, self._accounts.clock.now())
         return answer
 
     def _enqueued(

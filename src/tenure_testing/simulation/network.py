@@ -24,22 +24,33 @@ from tenure.core.retention import KeepRule
 from tenure.core.settlement import Settlement
 from tenure.errors import StorageError, StorageUnavailableError
 from tenure.storage.memory.storage import MemoryStorage
-from tenure.storage.protocol import Notifications
-from tenure.storage.queries import ActsPage, ActsQuery, EventPage, EventReader, Finding, Page, Query, Survey
-from tenure.storage.requests import (
+from tenure.storage.protocol import (
+    ActsPage,
+    ActsQuery,
+    Change,
     ClaimRequest,
     EnqueueResult,
+    EventPage,
+    EventReader,
     ExchangeResult,
+    Finding,
+    Notifications,
+    Page,
+    Query,
     ReclaimResult,
     RenewRequest,
     RenewResult,
+    Revision,
+    RevisionResult,
+    ScheduleResult,
+    Settings,
+    Survey,
     SweepRequest,
     SweepResult,
+    Target,
+    Tick,
 )
-from tenure.storage.revisions import Change, Revision, RevisionResult, ScheduleResult, Settings, Target, Tick
-from tenure.storage.waiting import WaitingRevision
 from tenure_testing.simulation.event_loop import Node, SimLoop
-from tenure_testing.simulation.flow_workload import Pauses
 
 T = TypeVar("T")
 
@@ -114,7 +125,6 @@ class SimServer:
         self._doubling = Random(f"doubling {rng.getstate()[1][:3]}")
         self.rates = Rates()
         self.counts: dict[str, int] = {}
-        self.pauses = Pauses()
         self._watcher = watcher
         self._frozen = False
         self._waiting: deque[Request[Any]] = deque()
@@ -186,8 +196,6 @@ class SimServer:
                 self._echo(request, (again,), lambda: self.storage.renew(again))
             case "plan", (changes,) if all(isinstance(change, Tick) for change in changes) and self._again():
                 self._echo(request, (changes,), lambda: self.storage.plan(changes))
-            case "revise", (revisions,) if all(isinstance(one, WaitingRevision) for one in revisions) and self._again():
-                self._echo(request, (revisions,), lambda: self.storage.revise(revisions))
             case _:
                 pass
 
@@ -252,6 +260,7 @@ class SimNet:
     url = "sim://"
     shared = False
     remote = True
+    flows = True
 
     def __init__(self, server: SimServer) -> None:
         self.cut: Cut | None = None
@@ -281,7 +290,7 @@ class SimNet:
         if self.senseless:
             self.senseless = False
             return cast("ExchangeResult", None)
-        sent = self._server.pauses.sent(settlements)
+        sent = tuple(settlements)
         return await self._ask(
             "exchange", (owner, sent, order), lambda: self._server.storage.exchange(owner, sent, order)
         )

@@ -120,7 +120,6 @@ class SimulatedNode:
             policy = worker.prefetch_policy
             policy.most, policy.prefetched_work, policy.short_run, policy.longest_wait = MOST_HELD, 8.0, 60.0, 2.0
         environment.homes[main] = worker.owner.id
-        environment.nets[main] = self.net
         environment.note("starts", name)
         try:
             await environment.loop.start(main, worker.start())
@@ -200,7 +199,6 @@ class SimulatedNode:
         for node in self.nodes:
             environment.loop.kill(node)
             environment.homes.pop(node, None)
-            environment.nets.pop(node, None)
         environment.journal.died(self.owner)
         self.net.cut = None
         self.worker = None

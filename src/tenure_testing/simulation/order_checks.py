@@ -3,14 +3,17 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from msgspec import structs
-
 from tenure.core.job import JobRecord, NewJob, Ref
 from tenure.core.lease import Lease
 from tenure.core.lifecycle import State
 from tenure.core.order import score_at
-from tenure.storage.names import UNKNOWN, knows, task_of_place
-from tenure.storage.requests import ClaimRequest, ExchangeResult
+from tenure.storage.protocol import (
+    UNKNOWN,
+    ClaimRequest,
+    ExchangeResult,
+    knows,
+    task_of_place,
+)
 from tenure_testing.simulation.accounts import Accounts
 
 COPIED_FIELDS = tuple(
@@ -35,9 +38,7 @@ class OrderChecks:
         """Check that a new job equals its request, and has the right place in its queue."""
         if job is None:
             return
-        links = job.links if job.links is None else structs.replace(job.links, wake_at=None)
-        plain = structs.replace(job, links=links)
-        other = [name for name in COPIED_FIELDS if getattr(plain, name) != getattr(new, name)]
+        other = [name for name in COPIED_FIELDS if getattr(job, name) != getattr(new, name)]
         self._require(not other, "I17", f"{job.ref} differs from its request in {other}")
         shared = new.fair_key is not None or self._accounts.sharing.counts(job.queue)
         if job.state is State.WAITING and shared and not new.lifo:
@@ -54,11 +55,11 @@ class OrderChecks:
             if not any(
                 _went_out_of_the_way(job) and before[ref] is not job
                 for ref, job in self._accounts.model.records.items()
-            ) and all(ref in self._accounts.model.records for ref in before):
+            ):
                 self._in_order(answer.leases)
             self._accounts.sharing.claimed(answer.leases, before, self._accounts.model.records)
         if order is not None and len(answer.leases) < order.room and not answer.seen:
-            self._none_left(order, before)
+            self._none_left(order)
 
     def _ordered(self, leases: Sequence[Lease], order: ClaimRequest | None) -> None:
         """Check that a claim gives no more jobs than requested, and exceeds the limit of no key."""
@@ -85,7 +86,7 @@ class OrderChecks:
                 left = (job.score, job.id)
                 self._require(left > last[job.queue], "I14", f"{job.ref} was overtaken by a later job")
 
-    def _none_left(self, order: ClaimRequest, before: Mapping[Ref, JobRecord]) -> None:
+    def _none_left(self, order: ClaimRequest) -> None:
         """Check that the queues hold no job that the claim could have returned."""
         now = self._accounts.clock.now()
         for job in self._accounts.model.records.values():
@@ -95,9 +96,7 @@ class OrderChecks:
             if under is not None and not (under.startswith(UNKNOWN) and knows(order.tasks, *task_of_place(under))):
                 continue
             held = bool(self._accounts.setting("queue", job.queue).paused) or self._accounts.closed(job.queue, now)
-            # The expiry of a job may awaken another one, of a queue that the claim has looked at before.
-            woken = job.links is not None and before[job.ref].state is not State.WAITING
-            self._require(held or woken, "I14", f"{job.ref} was left in the queue, and there was room")
+            self._require(held, "I14", f"{job.ref} was left in the queue, and there was room")
 
 
 def _went_out_of_the_way(job: JobRecord) -> bool:

@@ -6,7 +6,6 @@ from random import Random
 from typing import Self
 
 from tenure.options import Timing
-from tenure_testing.simulation.flow_workload import LONGEST_WAIT
 from tenure_testing.simulation.network import USUAL_DELAY, Rates
 from tenure_testing.simulation.workload import LONGEST_GAP, LONGEST_QUIET, LONGEST_RUN
 
@@ -37,17 +36,11 @@ FEATURED = 0.3
 FORESIGHTED = 0.3
 """The share of worlds in which workers prefetch."""
 
-FLOW_DEPTH = 6
-"""How many jobs of a flow come one after another at most. A handler may suspend each of them."""
-
 FAILING = 0.2
 """The share of the worlds with several kinds of fault in which workers fail by themselves."""
 
 MIXED = 0.2
 """The share of worlds during a rolling deploy, in which some workers run old code."""
-
-FLOWING = 0.2
-"""The share of worlds with flows."""
 
 USUAL = Rates()
 
@@ -94,9 +87,6 @@ class WorldPlan:
     ahead: bool = False
     """If True, workers prefetch although their runs take seconds, so that prefetched jobs wait for seconds."""
 
-    flows: int = 0
-    """How many flows the clients send."""
-
     old: int = 0
     """How many workers run old code, which knows only every second task."""
 
@@ -142,9 +132,6 @@ class WorldPlan:
         old = rng.randint(1, plan.workers - 1)
         if rng.random() < MIXED:
             plan = replace(plan, old=old)
-        flows = rng.randint(1, 3)
-        if rng.random() < FLOWING:
-            plan = replace(plan, flows=flows)
         return plan
 
     def without(self, kinds: Collection[str]) -> Self:
@@ -183,10 +170,9 @@ class WorldPlan:
         recovery = self.timing.recovery_bound.total_seconds() + self.timing.lease.total_seconds()
         each = 3 * (LONGEST_RUN + 10.0) + recovery
         starts = 6 * jobs * LONGEST_GAP if "rates" in self.features else 0.0
-        # The jobs of a flow come one after another, and some wait for signals.
-        waits = FLOW_DEPTH * (each + LONGEST_WAIT) if self.flows else 0.0
-        shared = each * (1 + jobs / ((self.workers - self.old) * self.concurrency))
-        return 2 * recovery + shared + LONGEST_QUIET + starts + waits
+        return (
+            2 * recovery + each * (1 + jobs / ((self.workers - self.old) * self.concurrency)) + LONGEST_QUIET + starts
+        )
 
 
 LONG = ("slow", "steady", "exclusive")
@@ -294,24 +280,6 @@ SCENARIOS: dict[str, WorldPlan] = {
     ),
     "old and new code": WorldPlan(
         workers=5, old=4, jobs=60, clients=2, features=ORDER, faults={"kill": 20.0}, span=60.0
-    ),
-    "flows": WorldPlan(
-        workers=3,
-        jobs=4,
-        flows=8,
-        faults={"kill": 12.0, "redrive": 3.0, "delete": 6.0, "storm": 30.0},
-        rates=Rates(0.02, 0.05, 0.02, 0.3, delay=0.05),
-        fast=True,
-        span=60.0,
-    ),
-    "slow carriers": WorldPlan(
-        workers=3,
-        jobs=2,
-        flows=10,
-        faults={"kill": 10.0, "redrive": 1.0},
-        rates=Rates(late=0.2, echo=0.6, delay=0.3),
-        fast=True,
-        span=60.0,
     ),
     "hearing": WorldPlan(workers=4, jobs=16, tasks=("silent", "quick"), hearing=True, span=60.0),
 }

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from tenure.core.job import JobRecord, RateKey, Ref
 from tenure.core.lifecycle import State
 from tenure.core.rate import RateReservation, extended, limit_end, limit_name, opens_at, refund, taken
-from tenure.storage.names import QUEUE_RATE, RATE
+from tenure.storage.protocol import QUEUE_RATE, RATE
 from tenure_testing.simulation.call_checks import Require
 
 

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from tenure.clock import SECOND
-from tenure.core.decision import Decision, Finish, PutBack, Suspend
+from tenure.core.decision import Finish, PutBack, Suspend
 from tenure.core.events import (
     RunFenced,
 )
@@ -14,8 +14,15 @@ from tenure.core.lease import Lease
 from tenure.core.lifecycle import State
 from tenure.core.order import score_at
 from tenure.core.settlement import Settlement, handed_back
-from tenure.storage.names import knows, unknown_place
-from tenure.storage.requests import WORKER_KEPT, ClaimRequest, ExchangeResult, RenewRequest, RenewResult
+from tenure.storage.protocol import (
+    WORKER_KEPT,
+    ClaimRequest,
+    ExchangeResult,
+    RenewRequest,
+    RenewResult,
+    knows,
+    unknown_place,
+)
 from tenure_testing.simulation.accounts import Accounts
 from tenure_testing.simulation.event_checks import EventCounts, events_of
 from tenure_testing.simulation.job_history import JobHistory, RunHistory, shown
@@ -132,9 +139,6 @@ class RunChecks:
             # A job that was put back may have released another job that waited for its slot.
             if ref in freed or (expected and was.state is State.WAITING and was.parked_under is not None):
                 continue
-            if expected and was.links is not None and was.state is not State.ACTIVE:
-                # It waited for a job that ended because it was put back and was to be cancelled.
-                continue
             kept = (was.state, was.fence, was.owner, was.starts) == (job.state, job.fence, job.owner, job.starts)
             self._require(kept and job.owner == beat.owner.id, "I5", f"{ref}: changed by a beat of {beat.owner.id}")
             flaw = flaw_of_lease(was, job, self._accounts.clock.now(), exclusive=exclusive.get(ref, False))
@@ -171,7 +175,9 @@ class RunChecks:
         run, decision = story.run, asked.decision
         if run is None:
             self._accounts.fail("I5", f"{job.ref}: settled under {asked.fence} while no run of it was open")
-        stopped = isinstance(decision, PutBack | Suspend) and job.cancel_at is not None
+        if isinstance(decision, Suspend):
+            self._accounts.fail("I5", f"{job.ref}: suspended, and no world has handlers that wait")
+        stopped = isinstance(decision, PutBack) and job.cancel_at is not None
         by_reaper = run.taken is not None
         cancelled = stopped or (isinstance(decision, Finish) and decision.state is State.CANCELLED)
         self._require(
@@ -187,11 +193,7 @@ class RunChecks:
         if asked.limit is not None:
             accounts = self._accounts
             accounts.pacing.limited(job, accounts.rates(job), asked.limit, accounts.clock.now())
-        if isinstance(decision, Suspend):
-            # A suspension ends a stretch, and the next one has new budgets.
-            story.put_back_used = False
-        else:
-            self._limited(story, run, decision, by_reaper=by_reaper or silent, stopped=stopped)
+        self._limited(story, run, decision, by_reaper=by_reaper or silent, stopped=stopped)
         story.accepted.append(asked.fence)
         story.run = None
         story.cancels += cancelled
@@ -200,9 +202,8 @@ class RunChecks:
         story.recovered = run.number if stalled else 0
         if isinstance(decision, PutBack) and decision.until_known and not stopped:
             self._unknown(story, job)
-        if not isinstance(decision, Suspend):
-            self._put_back(job, decision, stopped=stopped)
-            self._charged(job, decision, stopped=stopped)
+        self._put_back(job, decision, stopped=stopped)
+        self._charged(job, decision, stopped=stopped)
         if cancelled or isinstance(decision, Finish):
             story.ends += 1
             self._require(story.ends == 1, "I2", f"{job.ref}: ended {story.ends} times")
@@ -248,10 +249,7 @@ class RunChecks:
         fits = job.starts == 1 or order is None or knows(order.tasks, job.task, job.policy.version)
         self._require(fits, "I19", f"{job.ref}: run {job.starts} was given to a worker that does not know its task")
         self._require(story.run is None, "I5", f"{job.ref}: run {job.starts} began while {story.run} was open")
-        # A job that others have failed may be resumed and begin in one step.
-        ended = story.ends and job.links is None
-        self._require(not ended, "I3", f"{job.ref}: run {job.starts} began after its end")
-        self._accounts.flows.started(job, self._accounts.clock.now())
+        self._require(story.ends == 0, "I3", f"{job.ref}: run {job.starts} began after its end")
         self._require(job.cancel_at is None, "I11", f"{job.ref}: run {job.starts} began after it was cancelled")
         self._require(job.owner == owner.id, "I5", f"{job.ref}: claimed by {owner.id}, but its owner is {job.owner}")
         self._accounts.raise_fence(story, job.fence)
@@ -314,7 +312,7 @@ class RunChecks:
             self._require(fine, "I14", f"{job.ref}: put back from {job.score} to the score {after.score}")
 
 
-def _words(decision: Decision, *, stopped: bool) -> tuple[str, ...]:
+def _words(decision: Finish | PutBack, *, stopped: bool) -> tuple[str, ...]:
     if stopped:
         return ("cancelled",)
     match decision:
@@ -322,5 +320,3 @@ def _words(decision: Decision, *, stopped: bool) -> tuple[str, ...]:
             return str(state), reason or ""
         case PutBack(charge=charge, reason=reason):
             return "put back", charge, reason or ""
-        case Suspend():
-            return ("suspended",)

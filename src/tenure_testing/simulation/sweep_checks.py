@@ -6,12 +6,17 @@ from tenure.core.job import JobRecord, Owner, Ref, UniqueKey
 from tenure.core.lease import longest_lease
 from tenure.core.lifecycle import State
 from tenure.core.transition import is_expired
-from tenure.storage.names import PAUSED, RATE, UNKNOWN
-from tenure.storage.requests import ReclaimResult, StalledLease, SweepRequest, SweepResult
+from tenure.storage.protocol import (
+    PAUSED,
+    RATE,
+    UNKNOWN,
+    ReclaimResult,
+    StalledLease,
+    SweepRequest,
+    SweepResult,
+)
 from tenure_testing.simulation.accounts import Accounts
-from tenure_testing.simulation.flow_checks import DEPENDENCY
 from tenure_testing.simulation.job_history import shown
-from tenure_testing.simulation.record_checks import place_of
 
 
 class SweepChecks:
@@ -46,10 +51,6 @@ class SweepChecks:
                     fine = was.redrive_at is not None and was.redrive_at <= now and isinstance(was.merge, UniqueKey)
                 case State.DELAYED | State.WAITING, State.WAITING | State.EXPIRED:
                     fine = True
-                case State.SUSPENDED, _:
-                    fine = job.links is not None
-                case State.FAILED, _ if was.reason == DEPENDENCY:
-                    fine = job.links is not None
                 case _:
                     fine = False
             self._require(fine, "I3", f"{ref}: swept from {shown(was)} to {shown(job)}")
@@ -109,8 +110,6 @@ class SweepChecks:
                 number, flaw = "I10", f"not expired, and its time was over at {job.expires_at}"
             case State.DELAYED if job.run_at <= now:
                 flaw = f"due since {job.run_at}, and not promoted"
-            case State.SUSPENDED if place_of(job) is not None and place_of(was) == place_of(job) and _is_due(job, now):
-                flaw = "its time has come, and it still waits"
             case State.FAILED if job.redrive_at is not None and job.redrive_at <= now:
                 flaw = f"its rule was to redrive it at {job.redrive_at}"
             case _ if self._accounts.forgettable(job):
@@ -161,8 +160,3 @@ class SweepChecks:
             # The reaper was lost too. The bound for that case differs.
             run.reason = "reaper lost"
         self._accounts.note("reaped", job.id, run.number, stalled.reason)
-
-
-def _is_due(job: JobRecord, now: int) -> bool:
-    """Return True if the time of a suspended job has come."""
-    return job.links is not None and job.links.wake_at is not None and job.links.wake_at <= now

@@ -8,7 +8,7 @@ from tenure.core.events import AnyEvent, ScheduleFired, ScheduleMissed, Schedule
 from tenure.core.job import JobRecord, NewJob, Ref
 from tenure.core.lifecycle import TERMINAL, State
 from tenure.core.schedule import AHEAD, Schedule
-from tenure.storage.revisions import Change, PauseSchedule, PutSchedule, RemoveSchedule, ScheduleResult, Tick
+from tenure.storage.protocol import Change, PauseSchedule, PutSchedule, RemoveSchedule, ScheduleResult, Tick
 from tenure_testing.simulation.call_checks import Require
 
 OF_SCHEDULES = (ScheduleFired, ScheduleSkipped, ScheduleMissed)

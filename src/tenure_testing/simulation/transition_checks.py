@@ -4,9 +4,10 @@ from collections.abc import Mapping
 
 from tenure.core.job import JobRecord, Ref
 from tenure.core.lifecycle import TERMINAL, TRANSITIONS, State
-from tenure.storage.requests import RUNS_KEPT
+from tenure.storage.protocol import (
+    RUNS_KEPT,
+)
 from tenure_testing.simulation.accounts import Accounts
-from tenure_testing.simulation.flow_checks import DEPENDENCY
 from tenure_testing.simulation.job_history import shown
 from tenure_testing.simulation.record_checks import place_of
 
@@ -22,17 +23,13 @@ class TransitionChecks:
         """Check that a verb may change a record in this way."""
         story = self._accounts.story(job.ref)
         before = was.state if was is not None else None
-        waits = job.links is not None
-        if waits:
-            # One step may end such a job and resume it.
-            story.ends = int(job.state in TERMINAL)
-        if was is not None and was.state in TERMINAL and not (waits and was.reason == DEPENDENCY):
+        if was is not None and was.state in TERMINAL:
             # The sweep checks compare these changes with their rules. A completed job may be kept for longer.
             self._require(
                 verb in ("revise", "sweep", "enqueue"), "I3", f"{job.ref}: left {was.state} by {verb} for {job.state}"
             )
         # In one exchange a job may be put back and claimed again, or become due and be claimed.
-        direct = (before, job.state) in TRANSITIONS or verb == "exchange" or waits
+        direct = (before, job.state) in TRANSITIONS or verb == "exchange"
         self._require(direct or before == job.state, "I3", f"{job.ref}: went from {before} to {job.state} by {verb}")
         if was is not None and was.state is State.DELAYED and job.state in (State.WAITING, State.ACTIVE):
             due = job.run_at if verb == "enqueue" else was.run_at
@@ -43,8 +40,7 @@ class TransitionChecks:
         spent = job.failures + job.stalls + job.releases + story.cancels
         ended_well = job.state is State.COMPLETED
         self._require(
-            # An awakened job has new budgets.
-            waits or story.starts == spent + (job.state is State.ACTIVE) + ended_well,
+            story.starts == spent + (job.state is State.ACTIVE) + ended_well,
             "I7",
             f"{job.ref}: {story.starts} starts since its redrive, {spent} spent: {shown(job)}",
         )

@@ -34,13 +34,11 @@ from tenure.core.lifecycle import TERMINAL
 from tenure.errors import JobError, StorageError, ThrottledError
 from tenure.maintenance.reaper import Reaper
 from tenure.storage.memory.model import Model
-from tenure.storage.names import QUEUE_RATE, TASK_RATE
-from tenure.storage.revisions import PauseSchedule, PutSchedule, Settings, Target
+from tenure.storage.protocol import QUEUE_RATE, TASK_RATE, PauseSchedule, PutSchedule, Settings, Target
 from tenure_testing.simulation.environment import WorldEnvironment
 from tenure_testing.simulation.event_loop import Node, SimLoop, simulate
 from tenure_testing.simulation.fault_log import EVERYWHERE
 from tenure_testing.simulation.faults import FaultInjector
-from tenure_testing.simulation.flow_client import FlowClient
 from tenure_testing.simulation.key_checks import overfull
 from tenure_testing.simulation.network import LONGEST_DELAY, SimNet
 from tenure_testing.simulation.node import SimulatedNode
@@ -127,7 +125,6 @@ class World:
         preparing = self.environment.spawn(Node("planner"), self._prepare())
         troubles = FaultInjector(self.environment, self._nodes)
         clients = [self._client(number) for number in range(self.plan.clients)]
-        clients += FlowClient(self.environment, self._acknowledged).start()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.plan.span):
                 await troubles.bring()
@@ -253,7 +250,6 @@ class World:
             await asyncio.sleep(1)
         for client in clients:
             client.result()
-        environment.accounts.flows.rest()
         environment.note("at rest")
         ends = dict(environment.model.records)
         await asyncio.sleep(QUIET)
@@ -262,8 +258,7 @@ class World:
             raise Violation(f"I3 at {time():.3f} s: stirred after their end: {stirred}")
 
     def _over(self) -> bool:
-        model = self.environment.model
-        return all(map(_is_over, model.records.values())) and not model.outbox
+        return all(_is_over(job) for job in self.environment.model.records.values())
 
     async def _leave(self) -> None:
         """Stop all workers. Each must be able to stop."""

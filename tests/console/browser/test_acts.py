@@ -11,7 +11,7 @@ from playwright.async_api import expect
 
 from tenure import State
 from tenure.console import Console, Tokens
-from tenure.storage.queries import ActsQuery
+from tenure.storage.protocol import ActsQuery
 from tests.console.browser.tabs import OpenTab, Site, Tab, serve
 from tests.console.browser.world import HOLDER
 

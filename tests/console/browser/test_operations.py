@@ -11,7 +11,7 @@ from playwright.async_api import Locator, expect
 from tenure import State
 from tenure.console import Console, Tokens
 from tenure.core.internal import OPS_QUEUE
-from tenure.storage.queries import Query
+from tenure.storage.protocol import Query
 from tests.console.browser.tabs import NARROW, OpenTab, Site, Tab, serve
 from tests.console.browser.test_accessibility import violations
 

@@ -6,7 +6,7 @@ from datetime import timedelta
 from tenure import Retry, Snooze, Tenure, current_job
 from tenure.core.job import Owner
 from tenure.core.lease import Lease
-from tenure.storage.requests import ClaimRequest, LeaseRenewal, RenewRequest, SweepRequest, WorkerInfo
+from tenure.storage.protocol import ClaimRequest, LeaseRenewal, RenewRequest, SweepRequest, WorkerInfo
 
 HOLDER = Owner("00aa00aa00aa00aa", "pay-3", "host-7.example", 77)
 

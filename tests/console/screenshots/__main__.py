@@ -25,7 +25,7 @@ from playwright.async_api import Browser
 from tenure.console import Console
 from tenure.core.lifecycle import State
 from tenure.http.server import HTTPServer, ListenAddress
-from tenure.storage.queries import Query
+from tenure.storage.protocol import Query
 from tests.browsers import chromium
 from tests.console.screenshots import shop
 

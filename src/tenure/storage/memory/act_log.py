@@ -3,7 +3,7 @@
 from tenure.core.audit import OperatorAct
 from tenure.core.retention import TRIM_BATCH, KeepRule
 from tenure.storage.cursors import place_of
-from tenure.storage.queries import ActsPage, ActsQuery
+from tenure.storage.protocol import ActsPage, ActsQuery
 
 
 class ActLog:

@@ -14,8 +14,7 @@ from tenure.core.lifecycle import State
 from tenure.core.order import score_at
 from tenure.core.transition import collecting, enqueued, is_expired, merged
 from tenure.storage.memory.state import ModelState
-from tenure.storage.names import job_topic, queue_topic
-from tenure.storage.requests import CALLS_KEPT, WINDOW_LIMIT, EnqueueResult
+from tenure.storage.protocol import CALLS_KEPT, WINDOW_LIMIT, EnqueueResult, job_topic, queue_topic
 
 
 class EnqueueRules(ModelState):

@@ -6,8 +6,7 @@ from tenure.core.events import AnyEvent, Event, EventsTrimmed, JobEvent, at_micr
 from tenure.core.job import Ref
 from tenure.core.retention import EVENTS_KEPT
 from tenure.storage.cursors import age_of, place_of
-from tenure.storage.queries import EVENT_LOAN, EVENTS_END, EventPage, EventReader
-from tenure.storage.requests import TRIM_LIMIT
+from tenure.storage.protocol import EVENT_LOAN, EVENTS_END, TRIM_LIMIT, EventPage, EventReader
 
 
 @dataclass

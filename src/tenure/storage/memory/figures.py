@@ -12,7 +12,7 @@ from tenure.core.figures import (
     TaskCounts,
     with_counted,
 )
-from tenure.storage.requests import FIGURES_LIMIT
+from tenure.storage.protocol import FIGURES_LIMIT
 
 
 class FiguresStore:

@@ -31,8 +31,18 @@ from tenure.core.rate import (
     taken,
     taken_if_open,
 )
-from tenure.storage.names import LIMIT, PAUSED, RATE, UNKNOWN, knows, task_of_place, unknown_place
-from tenure.storage.requests import LOOK_LIMIT, PASSED_LIMIT, PROMOTE_LIMIT
+from tenure.storage.protocol import (
+    LIMIT,
+    LOOK_LIMIT,
+    PASSED_LIMIT,
+    PAUSED,
+    PROMOTE_LIMIT,
+    RATE,
+    UNKNOWN,
+    knows,
+    task_of_place,
+    unknown_place,
+)
 
 G = TypeVar("G")
 

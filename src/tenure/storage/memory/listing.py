@@ -9,7 +9,7 @@ from tenure.core.internal import is_internal
 from tenure.core.job import JobRecord
 from tenure.core.lifecycle import TERMINAL
 from tenure.storage.cursors import due_place
-from tenure.storage.queries import Page, Query, due_place_of, page_of_due
+from tenure.storage.protocol import Page, Query, due_place_of, page_of_due
 
 
 def faults_of(jobs: Iterable[JobRecord], queues: Collection[str], limit: int) -> tuple[FaultSurvey, ...]:

@@ -6,8 +6,15 @@ from tenure.clock import Clock
 from tenure.core.job import NewJob, Ref
 from tenure.core.schedule import Fate, Schedule, after_tick, fate_of, may_fire, paused_at, redefined
 from tenure.storage.memory.waiting import WaitingRules
-from tenure.storage.requests import DUE_LIMIT
-from tenure.storage.revisions import Change, PauseSchedule, PutSchedule, RemoveSchedule, ScheduleResult, Tick
+from tenure.storage.protocol import (
+    DUE_LIMIT,
+    Change,
+    PauseSchedule,
+    PutSchedule,
+    RemoveSchedule,
+    ScheduleResult,
+    Tick,
+)
 
 
 class ScheduleStore(WaitingRules):

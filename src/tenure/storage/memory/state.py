@@ -12,8 +12,7 @@ from tenure.errors import StorageMovedError
 from tenure.storage.memory.event_log import EventLog
 from tenure.storage.memory.figures import FiguresStore
 from tenure.storage.memory.job_indexes import JobIndexes
-from tenure.storage.names import EVENTS_TOPIC, job_topic, queue_topic
-from tenure.storage.revisions import Settings, Target
+from tenure.storage.protocol import EVENTS_TOPIC, Settings, Target, job_topic, queue_topic
 
 _NOTHING_SET = Settings()
 

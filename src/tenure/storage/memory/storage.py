@@ -16,19 +16,31 @@ from tenure.core.settlement import Settlement
 from tenure.storage.memory.model import Model
 from tenure.storage.memory.published_tasks import PublishedTasks
 from tenure.storage.notifications import Listener, NotificationHub
-from tenure.storage.queries import ActsPage, ActsQuery, EventPage, EventReader, Finding, Page, Query, Survey
-from tenure.storage.requests import (
+from tenure.storage.protocol import (
+    ActsPage,
+    ActsQuery,
+    Change,
     ClaimRequest,
     EnqueueResult,
+    EventPage,
+    EventReader,
     ExchangeResult,
+    Finding,
+    Page,
+    Query,
     ReclaimResult,
     RenewRequest,
     RenewResult,
+    Revision,
+    RevisionResult,
+    ScheduleResult,
+    Settings,
+    Survey,
     SweepRequest,
     SweepResult,
+    Target,
+    jobs_of_ticks,
 )
-from tenure.storage.revisions import Change, Revision, RevisionResult, ScheduleResult, Settings, Target, jobs_of_ticks
-from tenure.storage.steps import require_valid_signals, require_valid_steps
 from tenure.storage.waiting import require_valid, require_valid_waits
 
 T = TypeVar("T")
@@ -40,6 +52,7 @@ class MemoryStorage:
     url = "memory://"
     shared = False
     remote = False
+    flows = True
 
     def __init__(self, *, clock: Clock | None = None) -> None:
         self.model = Model(clock or SystemClock())
@@ -79,7 +92,6 @@ class MemoryStorage:
 
     async def renew(self, beat: RenewRequest) -> RenewResult:
         """See `Storage.renew`."""
-        require_valid_steps(beat.renewals)
         return self._step(lambda: self.model.renew(beat))
 
     async def sweep(self, bid: SweepRequest) -> SweepResult:
@@ -92,7 +104,6 @@ class MemoryStorage:
 
     async def revise(self, revisions: Sequence[Revision]) -> list[RevisionResult]:
         """See `Storage.revise`."""
-        require_valid_signals(revisions)
         return self._step(lambda: self.model.revise(revisions))
 
     async def receive(self, batch: MoveBatch) -> MoveReceipt:

@@ -1,7 +1,7 @@
 """The model's waits: delivers tokens, awakens or ends the jobs that wait, and notifies the dependents of each end."""
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from msgspec import structs
@@ -14,8 +14,6 @@ from tenure.core.fingerprint import fingerprint
 from tenure.core.job import DebounceKey, JobRecord, NewJob, RecordedError, Ref, UniqueKey
 from tenure.core.lifecycle import TERMINAL, State
 from tenure.core.order import entered_at
-from tenure.core.reconcile import StaleWait, asks_for_jobs, is_open, known_members, missing_ends
-from tenure.core.steps import SIGNALS_LIMIT, NewStep, forgotten_by_redrive
 from tenure.core.transition import redriven
 from tenure.core.waiting import (
     EARLY_FAILURE,
@@ -37,20 +35,14 @@ from tenure.core.waiting import (
     evaluate,
     failure_cause,
 )
-from tenure.errors import FlowError
 from tenure.storage.memory.enqueue import EnqueueRules
-from tenure.storage.memory.stale_waits import StaleWaits
-from tenure.storage.names import job_topic, queue_topic
-from tenure.storage.requests import EnqueueResult
-from tenure.storage.revisions import RevisionResult
+from tenure.storage.protocol import EnqueueResult, RevisionResult, job_topic, queue_topic
 from tenure.storage.waiting import (
-    ENDED_KEPT,
     ENDS_AT_ONCE,
     ENTRY_PAGE,
     NOTIFIED_AT_ONCE,
     OUTBOX_DELAY,
     OUTBOX_LIMIT,
-    RECONCILE_LIMIT,
     AdvanceEntry,
     DeliverToken,
     OutboxEntry,
@@ -61,9 +53,6 @@ from tenure.storage.waiting import (
 
 DEPENDENCY = "dependency"
 """The reason of a job that failed because a job that it needs has failed, and who puts it back."""
-
-ABANDONED = "abandoned"
-"""The reason of a flow that failed because nothing was added to it any more, and it was never sealed."""
 
 SKIPPED = "skipped"
 """The reason of a job that was cancelled because what it was meant to react to did not happen."""
@@ -82,22 +71,12 @@ class _End:
 
 @dataclass
 class _Entry:
-    """An entry of the outbox: an end, how many of its dependents were notified, and when a sweep hands it out.
-
-    `members`: the jobs that are cancelled instead, for `reason`.
-    """
+    """An entry of the outbox: an end, how many of its dependents were notified, and when a sweep hands it out."""
 
     number: int
     end: _End
     cursor: int
     at: int
-    members: tuple[Ref, ...] = ()
-    reason: str | None = None
-    by: str | None = None
-
-    @property
-    def size(self) -> int:
-        return len(self.end.dependents) + len(self.members)
 
 
 class WaitingRules(EnqueueRules):
@@ -109,9 +88,6 @@ class WaitingRules(EnqueueRules):
         self._steps: dict[Ref, dict[str, StepRecord]] = {}
         self._outbox: dict[int, _Entry] = {}
         self._ends: deque[_End] = deque()
-        self._stale_waits = StaleWaits()
-        self._added_at: dict[Ref, int] = {}
-        """When a member was last added to an open flow. It is its own creation if it is not here."""
         self._entries_written = 0
         self._written: list[int] = []
         """The numbers of the outbox entries that the current step has written."""
@@ -134,7 +110,7 @@ class WaitingRules(EnqueueRules):
         """Carry out a revision that concerns what jobs wait for."""
         match revision:
             case DeliverToken(token=token):
-                if token.box.startswith(SIGNAL) and (job.state in TERMINAL or self._is_full(job.ref, token)):
+                if token.box.startswith(SIGNAL) and job.state in TERMINAL:
                     return RevisionResult(job.ref, "refused", job.state)
                 self._deliver(job.ref, token, now)
             case SealBox(box=box, total=total):
@@ -155,11 +131,6 @@ class WaitingRules(EnqueueRules):
             self._note_early_failure(job, links, token, now)
         if token.box != EARLY_FAILURE:
             self._arrived(job, now)
-
-    def _is_full(self, ref: Ref, signal: WaitToken) -> bool:
-        """Return True if a job has not read so many signals of this name that it takes no other one."""
-        box = self._inbox(ref).box(signal.box)
-        return signal.key not in box.completed and box.arrived - box.read >= SIGNALS_LIMIT
 
     def _arrived(self, job: JobRecord, now: int) -> None:
         """Evaluate the wait of a job whose inbox has changed."""
@@ -202,17 +173,10 @@ class WaitingRules(EnqueueRules):
         """Carry out the verdict on a suspended job."""
         verdict, links = self._verdict(job, now), job.links or _PLAIN
         if isinstance(verdict, Open):
-            abandoned_at = self._abandoned_at(job, links)
             if job.deadline is not None and job.deadline <= now:
                 self._end_at_deadline(job, links, now)
-            elif abandoned_at is not None and abandoned_at <= now:
-                members = self._members_of(job)
-                self._end(job, State.FAILED, now, reason=ABANDONED, error=_ABANDONED_ERROR)
-                self._cancel_members(job, members, ABANDONED, None)
             else:
                 self._set_wake_time(job, links)
-                if asks_for_jobs(links):
-                    self._stale_waits.token_came(job.ref, now)
         elif isinstance(verdict, Skipped):
             self._end(job, State.CANCELLED, now, reason=SKIPPED)
         elif links.kind is JobKind.JOB and not (isinstance(verdict, Broken) and not job.starts):
@@ -242,8 +206,7 @@ class WaitingRules(EnqueueRules):
 
     def _set_wake_time(self, job: JobRecord, links: Links) -> None:
         """Set the instant at which time alone changes a suspended job."""
-        by_time = None if links.wait is None else due_at(links.wait, self._inbox(job.ref))
-        times = [job.deadline, by_time, self._abandoned_at(job, links)]
+        times = [job.deadline, None if links.wait is None else due_at(links.wait, self._inbox(job.ref))]
         wake_at = min((time for time in times if time is not None), default=None)
         if wake_at != links.wake_at:
             self._replace(job, structs.replace(job, links=structs.replace(links, wake_at=wake_at)))
@@ -260,11 +223,10 @@ class WaitingRules(EnqueueRules):
 
     def _wake(self, job: JobRecord, outcomes: Sequence[NeedOutcome], now: int) -> None:
         """Put a suspended job back into its queue at its old place, with new budgets, and record what it waited for."""
+        steps = self._steps.setdefault(job.ref, {})
         for outcome in outcomes:
-            if (record := outcome.step(job.starts, now)) is not None:
-                self._steps.setdefault(job.ref, {}).setdefault(record.name, record)
-            if outcome.need.box.startswith(SIGNAL) and outcome.by != "timer":
-                self._inbox(job.ref).note_read(outcome.need.box, outcome.need.count or 0)
+            if (name := outcome.need.step) is not None:
+                steps.setdefault(name, StepRecord(name, job.starts, now, outcome.by, outcome.body))
         if job.starts:
             score, expires_at = self._indexes.score_again(job, now), None
         else:
@@ -319,30 +281,6 @@ class WaitingRules(EnqueueRules):
             message += f": {failed.error.type}: {failed.error.message}"
         return RecordedError(_DEPENDENCY_ERROR, message)
 
-    # ── steps ─────────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def _add_steps(self, job: JobRecord, steps: Iterable[NewStep], now: int) -> None:
-        """Store the records of an active run. The first record of a name stays."""
-        known = self._steps.setdefault(job.ref, {})
-        for step in steps:
-            known.setdefault(step.name, step.record(job.starts, now))
-
-    def _forget_failures(self, job: JobRecord) -> JobRecord:
-        """Forget the recorded failures of a job that is redriven, so that it tries these steps again."""
-        steps = self._steps.get(job.ref, {})
-        failed = forgotten_by_redrive(steps.values())
-        for name in failed:
-            del steps[name]
-        links = job.links
-        if not failed or links is None or links.wait is None:
-            return job
-        # The wait stays over, but its time counts from the next wait for the same.
-        needs = tuple(
-            structs.replace(need, until=0) if need.step in failed and need.until is not None else need
-            for need in links.wait.needs
-        )
-        return structs.replace(job, links=structs.replace(links, wait=structs.replace(links.wait, needs=needs)))
-
     # ── redrives ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _resume(self, job: JobRecord, now: int) -> None:
@@ -358,9 +296,6 @@ class WaitingRules(EnqueueRules):
 
     def _suspend_again(self, job: JobRecord, now: int) -> None:
         """Suspend an ended job with new budgets, and judge it."""
-        self._added_at.pop(job.ref, None)
-        if job.links is not None and job.links.open_ttl is not None:
-            self._added_at[job.ref] = now
         suspended = structs.replace(
             redriven(job, now), state=State.SUSPENDED, run_at=job.run_at, score=job.score, expires_at=None
         )
@@ -435,19 +370,13 @@ class WaitingRules(EnqueueRules):
         replaced = [
             number
             for number, entry in self._outbox.items()
-            if entry.end.ref == end.ref
-            and not entry.end.completed
-            and not entry.members
-            and {*entry.end.dependents} <= {*end.dependents}
+            if entry.end.ref == end.ref and not entry.end.completed and {*entry.end.dependents} <= {*end.dependents}
         ]
         for number in replaced:
             del self._outbox[number]
-        self._add_entry(_Entry(self._entries_written + 1, end, 0, now + OUTBOX_DELAY))
-
-    def _add_entry(self, entry: _Entry) -> None:
-        self._entries_written = entry.number
-        self._outbox[entry.number] = entry
-        self._written.append(entry.number)
+        self._entries_written += 1
+        self._outbox[self._entries_written] = _Entry(self._entries_written, end, 0, now + OUTBOX_DELAY)
+        self._written.append(self._entries_written)
 
     def _advance_entry(self, done: AdvanceEntry, now: int) -> RevisionResult:
         """Record how far an entry was carried out. Another end of a job of the same id has an entry of its own.
@@ -460,7 +389,7 @@ class WaitingRules(EnqueueRules):
         # The next page is handed out at once.
         entry.at = now if done.cursor > entry.cursor else now + done.put_off
         entry.cursor = done.cursor
-        if entry.cursor >= entry.size:
+        if entry.cursor >= len(entry.end.dependents):
             del self._outbox[done.number]
         return RevisionResult(done.ref, "done")
 
@@ -475,89 +404,6 @@ class WaitingRules(EnqueueRules):
         due = sorted((entry for entry in self._outbox.values() if entry.at <= now), key=lambda entry: entry.at)
         return tuple(map(_shown, due[:OUTBOX_LIMIT]))
 
-    def _find_stale_waits(self, now: int) -> tuple[StaleWait, ...]:
-        """Return the jobs that have had no token for long, each with jobs whose ends it misses."""
-        stale: list[StaleWait] = []
-        for ref in self._stale_waits.due(now):
-            if len(stale) == RECONCILE_LIMIT:
-                break
-            job = self._jobs.get(ref)
-            links = None if job is None or job.state is not State.SUSPENDED else job.links
-            missing = [] if links is None else missing_ends(ref, links, self._inbox(ref))
-            if missing:
-                stale.append(StaleWait(ref, self._stale_waits.page(ref, missing, now)))
-            elif links is None:
-                self._stale_waits.drop(ref)
-            else:
-                # It is open, and nothing is known to be missing: look again later.
-                self._stale_waits.token_came(ref, now)
-        return tuple(stale)
-
-    def _is_kept(self, job: JobRecord, now: int) -> bool:
-        """Return True if an ended job must be kept, so that jobs that wait for it can ask for its end."""
-        if job.links is None or not job.links.dependents or job.state not in TERMINAL:
-            return False
-        # A job that ended later than now ended before the clock was set back.
-        recent = 0 <= now - (job.finished or 0) < ENDED_KEPT
-        return recent or any(entry.end.ref == job.ref for entry in self._outbox.values())
-
-    def _is_past_retention(self, job: JobRecord, now: int) -> bool:
-        return super()._is_past_retention(job, now) and not self._is_kept(job, now)
-
-    # ── trees ─────────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def _members_of(self, job: JobRecord) -> tuple[Ref, ...]:
-        """Return the members of a flow or a group, as far as they are known; of an open one those that exist here."""
-        links = job.links or _PLAIN
-        if links.kind is JobKind.JOB:
-            return ()
-        members = known_members(job.ref, links, self._inbox(job.ref))
-        if is_open(links, self._inbox(job.ref)):
-            members += (
-                one.ref for one in self._jobs.values() if one.links is not None and _belongs(one.links, job.ref)
-            )
-        return tuple(dict.fromkeys(members))
-
-    def _cancel_members(self, job: JobRecord, members: tuple[Ref, ...], reason: str | None, by: str | None) -> None:
-        """Write the entry that cancels the members of a flow that was cancelled."""
-        if members:
-            at = self._clock.now() + OUTBOX_DELAY
-            self._add_entry(
-                _Entry(self._entries_written + 1, _End(job.ref, False, ()), 0, at, members, reason=reason, by=by)
-            )
-
-    def _abandoned_at(self, job: JobRecord, links: Links) -> int | None:
-        """Return when an open flow is abandoned unless something is added to it."""
-        if links.open_ttl is None or not is_open(links, self._inbox(job.ref)):
-            return None
-        return self._added_at.get(job.ref, job.created) + links.open_ttl
-
-    def _note_addition(self, links: Links, now: int) -> None:
-        """Note that a job was added to the flows that it belongs to."""
-        for ref in {links.flow, *(dependent.to for dependent in links.dependents)} - {None}:
-            flow = None if ref is None else self._jobs.get(ref)
-            if flow is not None and flow.links is not None and flow.links.open_ttl is not None:
-                self._added_at[flow.ref] = now
-                if flow.state is State.SUSPENDED:
-                    self._set_wake_time(flow, flow.links)
-
-    def enqueue(self, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
-        """Store each new job once.
-
-        Raises:
-            FlowError: a new job is a member of a flow that has ended.
-        """
-        for new in jobs:
-            if new.links is not None and new.links.flow is not None and new.ref not in self._jobs:
-                flow = self._jobs.get(new.links.flow)
-                # A flow that others have failed is resumed when its members are redriven.
-                if flow is not None and flow.state in TERMINAL and flow.reason != DEPENDENCY:
-                    raise FlowError(
-                        f"the job {new.id!r} of the queue {new.queue!r} is a member of the flow {flow.id!r}, which is "
-                        f"{flow.state} already"
-                    )
-        return super().enqueue(jobs)
-
     # ── enqueueing and deleting ───────────────────────────────────────────────────────────────────────────────────
 
     def _enqueue(self, new: NewJob, now: int, offset: int) -> EnqueueResult:
@@ -565,7 +411,6 @@ class WaitingRules(EnqueueRules):
         if new.links is None:
             return result
         if result.action == "created":
-            self._note_addition(new.links, now)
             job = self._jobs[new.ref]
             if job.state is State.SUSPENDED:
                 self._judge(job, now)
@@ -609,13 +454,10 @@ class WaitingRules(EnqueueRules):
     def _drop(self, job: JobRecord) -> None:
         super()._drop(job)
         self._inboxes.pop(job.ref, None)
-        self._stale_waits.drop(job.ref)
-        self._added_at.pop(job.ref, None)
         self._steps.pop(job.ref, None)
 
 
 _DEPENDENCY_ERROR = "DependencyFailedError"
-_ABANDONED_ERROR = RecordedError("FlowError", "nothing was added to it any more, and it was not sealed")
 _TOO_LATE = RecordedError("WaitTimeoutError", "its members did not end within its time")
 
 
@@ -623,23 +465,9 @@ def _without_time(links: Links | None) -> Links | None:
     return links if links is None or links.wake_at is None else structs.replace(links, wake_at=None)
 
 
-def _belongs(links: Links, flow: Ref) -> bool:
-    """Return True if a job is a member of a flow, or of a group that it notifies of its end."""
-    return links.flow == flow or any(dependent.to == flow for dependent in links.dependents)
-
-
 def _shown(entry: _Entry) -> OutboxEntry:
-    page = slice(entry.cursor, entry.cursor + ENTRY_PAGE)
-    return OutboxEntry(
-        entry.end.ref,
-        entry.number,
-        entry.end.completed,
-        entry.end.dependents[page],
-        entry.cursor,
-        entry.members[page],
-        entry.reason,
-        entry.by,
-    )
+    page = entry.end.dependents[entry.cursor : entry.cursor + ENTRY_PAGE]
+    return OutboxEntry(entry.end.ref, entry.number, entry.end.completed, page, entry.cursor)
 
 
 def _end_event(job: JobRecord) -> JobEvent:

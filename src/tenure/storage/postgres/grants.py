@@ -20,15 +20,14 @@ _KINDS = {"s": "SELECT", "i": "INSERT", "u": "UPDATE", "d": "DELETE", "U": "USAG
 WORKER = (
     "job:sud job_live:siud job_seq:U call:siud run:sid log:sid tally:siud key:siud slot:sid setting:siud task:siud "
     "worker:siud event:sid reader:siu schedule:siud leader:su window:siud rate:siud fair_line:siud fair_reached:siud "
-    "fair_tag:siud meta:siu intake:siud answered:siud act:siud front:siud figure:siud token:siud inbox:siud step:siud "
-    "entry:siud entry_page:sid"
+    "fair_tag:siud meta:siu intake:siud answered:siud act:siud front:siud figure:siud"
 )
 """What workers, reapers and operators need: of each table the first letters of the privileges."""
 
 PRODUCER = (
     "job:sud job_live:siud job_seq:U call:siud run:sd log:sd tally:siud key:siud slot:s setting:s task:s worker:s "
     "event:sid schedule:s leader:s window:siud rate:s fair_line:siu fair_reached:siu fair_tag:siu meta:s "
-    "intake:siud answered:siud front:su figure:siu token:siud inbox:siud step:sid entry:siud entry_page:sid"
+    "intake:siud answered:siud front:su figure:siu"
 )
 """What a process needs that enqueues, and reads states and results. UPDATE may be limited to columns."""
 

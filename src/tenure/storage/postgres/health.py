@@ -7,7 +7,7 @@ from tenure.storage.postgres import call_format, grants
 from tenure.storage.postgres.compatibility import read_state
 from tenure.storage.postgres.migration_files import SCHEMA
 from tenure.storage.postgres.schema import LIVES
-from tenure.storage.queries import Finding
+from tenure.storage.protocol import Finding
 from tenure.storage.sql.audit import counters
 from tenure.storage.sql.transaction import Transaction
 
@@ -32,8 +32,6 @@ _VACUUM = {
     "tally": "autovacuum_vacuum_scale_factor=0",
     "key": "autovacuum_vacuum_scale_factor=0",
     "slot": "autovacuum_vacuum_scale_factor=0",
-    "inbox": "autovacuum_vacuum_scale_factor=0",
-    "entry": "autovacuum_vacuum_scale_factor=0",
     "worker": "autovacuum_vacuum_scale_factor=0",
     "event": "autovacuum_vacuum_scale_factor=0",
 }

@@ -20,7 +20,7 @@ from tenure.storage.connections import TxConnection, sqlstate
 from tenure.storage.postgres import call_format
 from tenure.storage.postgres.address import PostgresAddress
 from tenure.storage.postgres.statements import STATEMENTS
-from tenure.storage.requests import EnqueueResult
+from tenure.storage.protocol import EnqueueResult
 from tenure.storage.sql import exchange
 from tenure.storage.sql.columns import Row
 from tenure.storage.sql.lists import json_rows

@@ -23,7 +23,7 @@ from tenure.storage.postgres.connection import Session, begin, run_parts
 from tenure.storage.postgres.fate import was_committed
 from tenure.storage.postgres.handler_connection import ConnectionCalls, handler_connection
 from tenure.storage.postgres.transaction import PostgresTransaction
-from tenure.storage.requests import RenewRequest, SettleVerdict
+from tenure.storage.protocol import RenewRequest, SettleVerdict
 from tenure.storage.sql import completion
 
 _READ_COMMITTED = "read committed"

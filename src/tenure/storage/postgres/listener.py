@@ -13,11 +13,11 @@ from contextlib import suppress
 
 from tenure.clock import Clock, entropy
 from tenure.core.exponential_delay import ExponentialDelay
-from tenure.storage.names import owner_topic
 from tenure.storage.notifications import Listener, NotificationHub
 from tenure.storage.postgres.address import PostgresAddress
 from tenure.storage.postgres.connection import Connection, Session, is_direct
 from tenure.storage.postgres.statements import NAMED, STATEMENTS
+from tenure.storage.protocol import owner_topic
 
 RETRY_DELAY = ExponentialDelay(0.1, 5.0)
 """The delays between two attempts to connect."""

@@ -17,7 +17,6 @@ from tenure.core.settlement import Settlement
 from tenure.errors import StorageUnavailableError, UsageError
 from tenure.storage import forking
 from tenure.storage.connections import TxConnection
-from tenure.storage.names import OUTDATED
 from tenure.storage.notifications import Listener, NotificationHub
 from tenure.storage.postgres import health, intake
 from tenure.storage.postgres.address import PostgresAddress
@@ -26,32 +25,43 @@ from tenure.storage.postgres.connection import Session
 from tenure.storage.postgres.job_transaction import PostgresJobTransaction
 from tenure.storage.postgres.listener import PostgresListener
 from tenure.storage.postgres.migration_files import SCHEMA
-from tenure.storage.postgres.names import (
-    require_storable,
-    require_storable_steps,
-    require_storable_tokens,
-    require_storable_waits,
-)
+from tenure.storage.postgres.names import require_storable
 from tenure.storage.postgres.reader import PostgresReader
 from tenure.storage.postgres.schema import Schema
 from tenure.storage.postgres.transaction import PostgresTransaction
 from tenure.storage.postgres.writer import Claims, PostgresWriter
-from tenure.storage.queries import EVENTS_END, ActsPage, ActsQuery, EventPage, EventReader, Finding, Page, Query, Survey
-from tenure.storage.requests import (
+from tenure.storage.protocol import (
+    EVENTS_END,
+    OUTDATED,
+    ActsPage,
+    ActsQuery,
+    Change,
     ClaimRequest,
     EnqueueResult,
+    EventPage,
+    EventReader,
     ExchangeResult,
+    Finding,
+    Page,
+    Query,
     ReclaimResult,
     RenewRequest,
     RenewResult,
+    Revision,
+    RevisionResult,
+    ScheduleResult,
+    Settings,
+    Survey,
     SweepRequest,
     SweepResult,
+    Target,
+    jobs_of_ticks,
 )
-from tenure.storage.revisions import Change, Revision, RevisionResult, ScheduleResult, Settings, Target, jobs_of_ticks
 from tenure.storage.sql import acts, exchange, moves, published_tasks, reading, renew, revise, schedules, sweep, tune
 from tenure.storage.sql.transaction import Transaction
-from tenure.storage.steps import require_valid_signals, require_valid_steps
-from tenure.storage.waiting import require_valid, require_valid_waits
+from tenure.storage.waiting import jobs_of_batch, require_plain
+
+_NAME = "PostgreSQL"
 
 _CLOSING = 10.0
 """How many seconds `close` waits for writes that are under way."""
@@ -62,6 +72,7 @@ class PostgresStorage:
 
     shared = True
     remote = True
+    flows = False
 
     def __init__(self, address: PostgresAddress, *, clock: Clock | None = None, auto_migrate: bool = True) -> None:
         """`clock`: decides the instants in place of the server's clock; for tests.
@@ -139,7 +150,7 @@ class PostgresStorage:
         Raises:
             UsageError: a name contains NUL, which PostgreSQL cannot hold.
         """
-        require_valid(jobs)
+        require_plain(_NAME, jobs)
         for job in jobs:
             require_storable(job)
         await self._require_open()
@@ -153,7 +164,7 @@ class PostgresStorage:
 
     async def enqueue_in(self, tx: TxConnection, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
         """See `TransactionalStorage.enqueue_in`: the answer to each call is `pending`."""
-        require_valid(jobs)
+        require_plain(_NAME, jobs)
         for job in jobs:
             require_storable(job)
         now = None if self._time is None else self._time.now()
@@ -188,13 +199,8 @@ class PostgresStorage:
     async def exchange(
         self, owner: Owner, settlements: Sequence[Settlement] = (), order: ClaimRequest | None = None
     ) -> ExchangeResult:
-        """See `Storage.exchange`.
-
-        Raises:
-            UsageError: a name in a wait contains NUL, which PostgreSQL cannot hold.
-        """
-        require_valid_waits(settlements)
-        require_storable_waits(settlements)
+        """See `Storage.exchange`."""
+        require_plain(_NAME, settlements=settlements)
         await self._require_open()
         return await self.flow.submit(
             lambda tx: exchange.exchange(tx, owner, settlements, None if closes(tx) else order),
@@ -203,7 +209,6 @@ class PostgresStorage:
 
     async def renew(self, beat: RenewRequest) -> RenewResult:
         """See `Storage.renew`."""
-        require_valid_steps(beat.renewals)
         if beat.worker is not None:
             beat = replace(beat, worker=replace(beat.worker, schema=SCHEMA))
         try:
@@ -227,13 +232,8 @@ class PostgresStorage:
         return await self.care.submit(lambda tx: sweep.reclaim(tx, dead, owner))
 
     async def revise(self, revisions: Sequence[Revision]) -> list[RevisionResult]:
-        """See `Storage.revise`.
-
-        Raises:
-            UsageError: a name in a token contains NUL, which PostgreSQL cannot hold.
-        """
-        require_valid_signals(revisions)
-        require_storable_tokens(revisions)
+        """See `Storage.revise`."""
+        require_plain(_NAME, revisions=revisions)
         await self._require_open()
         return await self.care.submit(lambda tx: revise.revise(tx, revisions))
 
@@ -243,10 +243,9 @@ class PostgresStorage:
         Raises:
             UsageError: a name of a job contains NUL, which PostgreSQL cannot hold.
         """
-        require_valid(call.job for call in batch.calls)
+        require_plain(_NAME, jobs_of_batch(batch))
         for detail in batch.jobs:
             require_storable(detail.job)
-            require_storable_steps(detail.steps)
         for call in batch.calls:
             require_storable(call.job)
         await self._require_open()
@@ -258,7 +257,7 @@ class PostgresStorage:
         Raises:
             UsageError: a name of a tick's job contains NUL, which PostgreSQL cannot hold.
         """
-        require_valid(jobs_of_ticks(changes))
+        require_plain(_NAME, jobs_of_ticks(changes))
         for job in jobs_of_ticks(changes):
             require_storable(job)
         await self._require_open()

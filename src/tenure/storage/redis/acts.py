@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from tenure.core.audit import OperatorAct
 from tenure.core.retention import KeepRule
-from tenure.storage.queries import ActsQuery
+from tenure.storage.protocol import ActsQuery
 from tenure.storage.redis.records import RequestEncoder
 
 _decode = msgspec.msgpack.Decoder(OperatorAct).decode

@@ -13,19 +13,20 @@ from tenure.core.job import NewJob, Owner, Ref
 from tenure.core.lease import Lease
 from tenure.core.lifecycle import State
 from tenure.core.settlement import Settlement
+from tenure.errors import FlowError
+from tenure.storage.protocol import ClaimRequest, EnqueueResult, ExchangeResult, SettlementResult
 from tenure.storage.redis.claim_numbers import EncodedLane
-from tenure.storage.redis.links import decode_outbox, encode_wait
 from tenure.storage.redis.records import (
     EncodedJob,
     RequestEncoder,
     decode_record,
+    decode_ref,
     encode_error,
     encode_fixed,
     encode_job,
+    encode_ref,
     without_identity,
 )
-from tenure.storage.redis.refs import decode_ref, encode_ref
-from tenure.storage.requests import ClaimRequest, EnqueueResult, ExchangeResult, SettlementResult
 
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -70,7 +71,6 @@ class EncodedSettlement(Struct, omit_defaults=True, kw_only=True):
     ended: int
     events: list[EncodedEvent]
     limit: int | None = None
-    wait: str | None = None
 
 
 class EncodedCompletions(Struct, omit_defaults=True, kw_only=True):
@@ -223,7 +223,7 @@ def first_batch(settlements: Sequence[Settlement]) -> Sequence[Settlement]:
 
 def decode_exchange(reply: Any, settlements: Sequence[Settlement]) -> ExchangePart:
     """Return the verdict of each settlement that the script had time for, and the leases of the claimed jobs."""
-    verdicts, leases, left, next_due, place, seen, *written = reply
+    verdicts, leases, left, next_due, place, seen = reply
     words: list[Any] = ["done"] * verdicts if isinstance(verdicts, int) else [word.decode() for word in verdicts]
     won = iter(leases)
     exchanged = ExchangeResult(
@@ -238,7 +238,6 @@ def decode_exchange(reply: Any, settlements: Sequence[Settlement]) -> ExchangePa
         left=bool(left),
         next_due=next_due,
         seen=bool(seen),
-        outbox=decode_outbox(written[0]) if written else (),
     )
     return ExchangePart(exchanged, None if place is None else tuple(place))
 
@@ -326,17 +325,8 @@ def _encode_settlement(settlement: Settlement, encoder: RequestEncoder) -> Encod
                 events=events,
                 limit=settlement.limit,
             )
-        case Suspend() as suspension:
-            return EncodedSettlement(
-                ref=encode_ref(settlement.ref),
-                fence=settlement.fence,
-                reason=suspension.reason,
-                charge=suspension.charge,
-                ended=encoder.put(_encode(settlement.ended)),
-                events=events,
-                limit=settlement.limit,
-                wait=encode_wait(suspension.wait),
-            )
+        case Suspend():
+            raise FlowError("a run is suspended, and Redis does not keep flows yet")
         case _:
             assert_never(settlement.decision)
 

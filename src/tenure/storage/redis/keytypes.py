@@ -6,18 +6,18 @@ from contextlib import suppress
 from typing import cast
 
 from tenure.errors import StorageError
-from tenure.storage.queries import Finding
+from tenure.storage.protocol import Finding
 from tenure.storage.redis.connections import Connections
 
 _KINDS = {
-    "string": "job load result data schema identity claims inbox_arrived inbox_completed",
+    "string": "job load result data schema identity claims",
     "list": "runs log calls",
     "stream": "events",
     "hash": "limits named beats traces sweep settings discarded workers answers leader counters readers schedules "
-    "window reach limited_for fair tenants moves tasks schemas act minutes hours inbox steps outbox",
+    "window reach limited_for fair tenants moves tasks schemas act minutes hours",
     "zset": "queues in ages ready parked places opening delayed dues leases suspects held aging kept redrives over "
     "failed faults slots merge busy unknown queued running seen windows taken limited tags ticks reached resumed clock "
-    "published acts inbox_failed dependents outbox_due outbox_dependents",
+    "published acts",
     "set": "",
 }
 TYPES = {kind: of for of, kinds in _KINDS.items() for kind in kinds.split()}

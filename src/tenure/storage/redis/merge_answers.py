@@ -16,8 +16,7 @@ from tenure.core.events import AnyEvent, EventsTrimmed, at_micros
 from tenure.core.fingerprint import by_frequency
 from tenure.core.job import JobRecord
 from tenure.storage.cursors import age_of, place_of
-from tenure.storage.queries import EVENTS_END, EventPage, EventReader, Page, Survey
-from tenure.storage.requests import SweepResult
+from tenure.storage.protocol import EVENTS_END, EventPage, EventReader, Page, Survey, SweepResult
 
 T = TypeVar("T")
 
@@ -162,7 +161,6 @@ def merge_sweeps(swept: Sequence[SweepResult], troubles: Sequence[str]) -> Sweep
         next_tick=least(result.next_tick for result in led),
         # The servers' clocks differ a little. The slowest one never makes a tick due too early.
         now=min((result.now for result in led), default=0),
-        outbox=tuple(entry for result in led for entry in result.outbox),
     )
 
 

@@ -8,7 +8,6 @@ from msgspec import Struct
 from tenure.core.document import stored_progress
 from tenure.core.job import JobDetail, JobRecord, RunRecord
 from tenure.core.move import CallAnswer, MoveBatch, MoveReceipt, as_moved
-from tenure.storage.redis.links import encode_links, encode_step
 from tenure.storage.redis.records import (
     PAST_RUN,
     EncodedJob,
@@ -35,7 +34,6 @@ class _Arrival(Struct, omit_defaults=True):
     ended: int | None = None
     runs: list[int] | None = None
     log: list[int] | None = None
-    steps: list[str | int] | None = None
 
 
 class _Receive(Struct):
@@ -101,9 +99,6 @@ def _encode_arrival(detail: JobDetail, encoder: RequestEncoder) -> _Arrival:
             )
             for number, line in enumerate(detail.log, detail.log_dropped + 1)
         ]
-    for number, step in enumerate(detail.steps, 1):
-        arrival.steps = arrival.steps or []
-        arrival.steps += [step.name, encoder.put(encode_step(number, step))]
     return arrival
 
 
@@ -164,7 +159,6 @@ def _fields(job: JobRecord) -> dict[str, Any]:
         "schedule": job.schedule,
         "tick": job.tick,
         "parent": job.parent,
-        **({} if job.links is None else encode_links(job.links)),
     }
     return {name: value for name, value in fields.items() if value is not None}
 

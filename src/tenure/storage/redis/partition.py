@@ -24,15 +24,34 @@ from tenure.core.retention import KeepRule
 from tenure.core.settlement import Settlement
 from tenure.errors import StorageError, StorageMovedError, StorageUnavailableError
 from tenure.storage.cursors import DuePlace, age_of, due_place, place_of
-from tenure.storage.queries import (
+from tenure.storage.protocol import (
+    CLAIM_LIMIT,
     EVENTS_END,
+    SWEEP_LIMIT,
     ActsPage,
     ActsQuery,
+    CancelRequest,
+    Change,
+    ClaimRequest,
+    EnqueueResult,
     EventPage,
     EventReader,
+    ExchangeResult,
     Page,
     Query,
+    ReclaimResult,
+    RenewRequest,
+    RenewResult,
+    Revision,
+    RevisionResult,
+    ScheduleResult,
+    Settings,
+    SettlementResult,
+    StalledLease,
     Survey,
+    SweepRequest,
+    SweepResult,
+    Target,
     page_of_due,
 )
 from tenure.storage.redis.acts import decode_acts, decode_record_act, encode_acts, encode_record_act
@@ -65,7 +84,7 @@ from tenure.storage.redis.renew import decode_renew, encode_renew
 from tenure.storage.redis.renew import first_batch as renewed_at_once
 from tenure.storage.redis.revise import decode_plan, decode_revise, decode_tune, encode_plan, encode_revise, encode_tune
 from tenure.storage.redis.schema import layout_of
-from tenure.storage.redis.script_library import Script, refused_if_full, verb
+from tenure.storage.redis.script_library import Script, verb
 from tenure.storage.redis.sweep import (
     BEGIN,
     decode_reclaim,
@@ -75,23 +94,6 @@ from tenure.storage.redis.sweep import (
     encode_sweep,
     join_parts,
 )
-from tenure.storage.requests import (
-    CLAIM_LIMIT,
-    SWEEP_LIMIT,
-    CancelRequest,
-    ClaimRequest,
-    EnqueueResult,
-    ExchangeResult,
-    ReclaimResult,
-    RenewRequest,
-    RenewResult,
-    SettlementResult,
-    StalledLease,
-    SweepRequest,
-    SweepResult,
-)
-from tenure.storage.revisions import Change, Revision, RevisionResult, ScheduleResult, Settings, Target
-from tenure.storage.waiting import DeliverToken, OutboxEntry
 
 REVISIONS_PER_CALL = 50
 CHANGES_PER_CALL = 25
@@ -158,7 +160,6 @@ class Partition:
         """See `Storage.exchange`: usually one script call, more if one has no time for everything."""
         verdicts: list[SettlementResult] = []
         leases: list[Lease] = []
-        outbox: list[OutboxEntry] = []
         place, settled, confirmed, script, seen = FIRST, 0, True, 0, False
         lane = None if order is None else order.lane
         if lane is not None:
@@ -200,7 +201,6 @@ class Partition:
             settled += len(part.exchanged.verdicts)
             verdicts += part.exchanged.verdicts if confirmed else ()
             leases += part.exchanged.leases
-            outbox += part.exchanged.outbox
             if settled == len(settlements) and (part.place is None or seen):
                 return ExchangeResult(
                     tuple(verdicts),
@@ -208,10 +208,9 @@ class Partition:
                     left=part.exchanged.left,
                     next_due=part.exchanged.next_due,
                     seen=seen and not script,
-                    outbox=tuple(outbox),
                 )
             if weight(leases) > ANSWER_BYTES or script == SCRIPTS:
-                return ExchangeResult(tuple(verdicts), tuple(leases), left=True, outbox=tuple(outbox))
+                return ExchangeResult(tuple(verdicts), tuple(leases), left=True)
             place = part.place or place
 
     async def renew(self, beat: RenewRequest) -> RenewResult:
@@ -225,8 +224,7 @@ class Partition:
             lanes = [numbers for lane in part.lanes if (numbers := self.lanes.lost(beat.owner, lane)) is not None]
             try:
                 request = encode_renew(part, self.scope, self._layout, lanes)
-                reply = await self._call_renew(request, steps=any(renewal.steps for renewal in some))
-                result, renewed, more = decode_renew(reply, part, self.scope)
+                result, renewed, more = decode_renew(await self._call("renew", request), part, self.scope)
             except StorageUnavailableError:
                 if not begun:
                     raise
@@ -242,12 +240,6 @@ class Partition:
                     self.lanes.forget(beat.owner)
                 return RenewResult(tuple(lost), tuple(cancelling), result.orders, partitions=result.partitions)
             beat = structs.replace(beat, renewals=beat.renewals[renewed:])
-
-    async def _call_renew(self, request: Sequence[bytes], *, steps: bool) -> Any:
-        if not steps:
-            return await self._call("renew", request)
-        # Steps are as important as outcomes. A beat must be written even if the memory is full, but a step must not.
-        return await self._call("renew", request, refused_if_full("renew"), durable=self._durable)
 
     async def _hand_back(self, owner: Owner, lanes: Sequence[EncodedLane]) -> None:
         """Hand back the rest of the jobs that lanes have lost, if one script had no time for all of them.
@@ -325,16 +317,12 @@ class Partition:
         """See `Storage.resign`."""
         await self._call("resign", encode_resign(term))
 
-    async def revise(self, revisions: Sequence[Revision], *, gone: Ref | None = None) -> list[RevisionResult]:
-        """See `Storage.revise`. `gone`: a job of another partition that does not exist.
-
-        A token must be durable, because the outbox entry that it is from is deleted then.
-        """
+    async def revise(self, revisions: Sequence[Revision]) -> list[RevisionResult]:
+        """See `Storage.revise`."""
         revised: list[RevisionResult] = []
         for first in range(0, len(revisions), REVISIONS_PER_CALL):
             some = revisions[first : first + REVISIONS_PER_CALL]
-            durable = self._durable and any(isinstance(revision, DeliverToken) for revision in some)
-            revised += decode_revise(await self._call("revise", encode_revise(some, gone), durable=durable), some)
+            revised += decode_revise(await self._call("revise", encode_revise(some)), some)
         return revised
 
     async def plan(self, changes: Sequence[Change]) -> list[ScheduleResult]:
@@ -542,12 +530,10 @@ class Partition:
         except TimeoutError:
             raise StorageUnavailableError(f"a part of the storage has not answered within {within:g} s") from None
 
-    async def _call(
-        self, name: str, arguments: Sequence[bytes], script: Script | None = None, *, durable: bool = False
-    ) -> Any:
+    async def _call(self, name: str, arguments: Sequence[bytes], *, durable: bool = False) -> Any:
         now = b"" if self._clock is None else self._clock.now()
         try:
-            return _answer(await self._caller.call(script or verb(name), self.base, now, *arguments, durable=durable))
+            return _answer(await self._caller.call(verb(name), self.base, now, *arguments, durable=durable))
         except UnconfirmedError as error:
             error.reply = _answer(error.reply)
             raise

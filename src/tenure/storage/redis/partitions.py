@@ -28,18 +28,35 @@ from tenure.core.retention import KeepRule
 from tenure.core.settlement import Settlement
 from tenure.errors import StorageError, StorageUnavailableError
 from tenure.storage.cursors import LARGEST, age_of
-from tenure.storage.queries import (
+from tenure.storage.protocol import (
     EVENTS_END,
     ActsPage,
     ActsQuery,
+    Change,
+    ClaimRequest,
+    EnqueueResult,
     EventPage,
     EventReader,
+    ExchangeResult,
+    LeaseRenewal,
     Page,
+    PutSchedule,
     Query,
+    ReclaimResult,
+    RemoveSchedule,
+    RenewRequest,
+    RenewResult,
+    Revision,
+    RevisionResult,
+    ScheduleResult,
+    Settings,
+    SettlementResult,
     Survey,
+    SweepRequest,
+    SweepResult,
+    Target,
     page_of_due,
 )
-from tenure.storage.redis.enqueue_order import levels_of
 from tenure.storage.redis.merge_answers import (
     UNREAD,
     event_places,
@@ -53,30 +70,6 @@ from tenure.storage.redis.merge_answers import (
 )
 from tenure.storage.redis.partition import ANSWER_BYTES, Partition, weight
 from tenure.storage.redis.sweep_schedule import SweepSchedule
-from tenure.storage.requests import (
-    ClaimRequest,
-    EnqueueResult,
-    ExchangeResult,
-    LeaseRenewal,
-    ReclaimResult,
-    RenewRequest,
-    RenewResult,
-    SettlementResult,
-    SweepRequest,
-    SweepResult,
-)
-from tenure.storage.revisions import (
-    Change,
-    PutSchedule,
-    RedriveJob,
-    RemoveSchedule,
-    Revision,
-    RevisionResult,
-    ScheduleResult,
-    Settings,
-    Target,
-)
-from tenure.storage.waiting import WaitingRevision
 
 T = TypeVar("T")
 A = TypeVar("A")
@@ -104,19 +97,8 @@ class Partitions:
         return self._partitions[crc32(name.encode()) % len(self._partitions)]
 
     async def enqueue(self, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
-        """See `Storage.enqueue`.
-
-        A job is stored before the jobs of other partitions that notify it: their tokens must find it. If an error comes
-        in between, the same call can be made again.
-        """
-        levels = levels_of(jobs, self.of)
-        answers: dict[int, EnqueueResult] = {}
-        for level in range(max(levels, default=0) + 1):
-            places = [place for place, other in enumerate(levels) if other == level]
-            some = [jobs[place] for place in places]
-            results = await self._each(some, lambda job: job.queue, lambda partition, some: partition.enqueue(some))
-            answers.update(zip(places, results, strict=True))
-        return [answers[place] for place in range(len(jobs))]
+        """See `Storage.enqueue`."""
+        return await self._each(jobs, lambda job: job.queue, lambda partition, some: partition.enqueue(some))
 
     async def exchange(
         self, owner: Owner, settlements: Sequence[Settlement] = (), order: ClaimRequest | None = None
@@ -167,7 +149,6 @@ class Partitions:
             left=any(answer.left for answer in answers),
             next_due=least(answer.next_due for answer in answers),
             seen=bool(answers) and all(answer.seen for answer in answers),
-            outbox=tuple(entry for answer in answers for entry in answer.outbox),
         )
 
     async def renew(self, beat: RenewRequest) -> RenewResult:
@@ -261,27 +242,10 @@ class Partitions:
         return ReclaimResult(stalled, more=bool(errors) or any(result.more for result in taken), incomplete=incomplete)
 
     async def revise(self, revisions: Sequence[Revision]) -> list[RevisionResult]:
-        """See `Storage.revise`.
-
-        A job is not redriven while a job that it needs has failed. If that job is in another partition, only this
-        method can find out whether it still exists.
-        """
-        # A reaper delivers many tokens one after another, so it must not wait for an unreachable partition each time.
-        delivers = any(isinstance(revision, WaitingRevision) for revision in revisions)
-        results = await self._each(
-            revisions,
-            lambda revision: revision.ref.queue,
-            lambda partition, some: (
-                self._call(partition, partition.revise, some) if delivers else partition.revise(some)
-            ),
+        """See `Storage.revise`."""
+        return await self._each(
+            revisions, lambda revision: revision.ref.queue, lambda partition, some: partition.revise(some)
         )
-        for place, (revision, result) in enumerate(zip(revisions, results, strict=True)):
-            cause = result.holder
-            if isinstance(revision, RedriveJob) and cause is not None:
-                partition = self.of(revision.ref.queue)
-                if self.of(cause.queue) is not partition and await self.get([cause]) == [None]:
-                    (results[place],) = await partition.revise([revision], gone=cause)
-        return results
 
     async def plan(self, changes: Sequence[Change]) -> list[ScheduleResult]:
         """See `Storage.plan`.

@@ -19,13 +19,27 @@ from tenure.core.job import JobDetail, JobRecord, LogLine, Owner, Ref
 from tenure.core.leadership import Term
 from tenure.core.lifecycle import TERMINAL, State
 from tenure.storage.cursors import DuePlace, place_of
-from tenure.storage.names import QUEUE_RATE, task_of_place
-from tenure.storage.queries import EventReader, Query, QueueSurvey, StartLimit, Survey, UnknownTask, WorkerSurvey
-from tenure.storage.redis.links import decode_dependents, decode_steps
-from tenure.storage.redis.records import RequestEncoder, decode_detail, decode_error, decode_record
-from tenure.storage.redis.refs import decode_ref, encode_ref
+from tenure.storage.protocol import (
+    QUEUE_RATE,
+    EventReader,
+    Query,
+    QueueSurvey,
+    Settings,
+    StartLimit,
+    Survey,
+    UnknownTask,
+    WorkerSurvey,
+    task_of_place,
+)
+from tenure.storage.redis.records import (
+    RequestEncoder,
+    decode_detail,
+    decode_error,
+    decode_record,
+    decode_ref,
+    encode_ref,
+)
 from tenure.storage.redis.revise import decode_schedule, decode_settings
-from tenure.storage.revisions import Settings
 
 _INDEXES_AT_ONCE = 224
 """Number of indexes that one call of a listing reads."""
@@ -50,7 +64,6 @@ _STATES = (
     State.WAITING,
     State.WAITING,
     State.ACTIVE,
-    State.SUSPENDED,
     State.COMPLETED,
     State.FAILED,
     State.CANCELLED,
@@ -220,16 +233,11 @@ def _detail(
     runs: Sequence[bytes],
     log: Sequence[bytes],
     trace: bytes | None,
-    steps: Sequence[bytes],
-    dependents: Sequence[bytes],
 ) -> JobDetail:
     job, known = decode_detail(decode_ref(ref), body, payload, result, runs, None if trace is None else trace.decode())
-    if dependents and job.links is not None:
-        links = structs.replace(job.links, dependents=(*job.links.dependents, *decode_dependents(dependents)))
-        job = structs.replace(job, links=links)
     lines = [_line_of(body, number) for number, body in enumerate(log, 1)]
     dropped = lines[-1].line - len(lines) if lines else 0
-    return JobDetail(job, known, tuple(_log_line(line) for line in lines), dropped, decode_steps(steps))
+    return JobDetail(job, known, tuple(_log_line(line) for line in lines), dropped)
 
 
 def _line_of(body: bytes, number: int) -> _EncodedLogLine:

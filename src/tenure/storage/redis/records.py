@@ -34,7 +34,6 @@ from tenure.core.job import (
 from tenure.core.lifecycle import State
 from tenure.core.transition import too_late
 from tenure.storage.policies import DEFAULT_POLICY, decode_policy
-from tenure.storage.redis.links import decode_links, encode_links
 
 _LEASE = StallTerms().lease
 
@@ -101,11 +100,6 @@ class EncodedJob(Struct, omit_defaults=True, kw_only=True):
     schedule: str | None = None
     tick: int | None = None
     parent: str | None = None
-    wait: str | None = None
-    dependents: tuple[str, ...] = ()
-    kind: str | None = None
-    flow: str | None = None
-    plan: str | None = None
 
 
 class FixedFields(Struct, omit_defaults=True, kw_only=True):
@@ -162,19 +156,7 @@ class RareFields(Struct, omit_defaults=True, kw_only=True):
     """Only in the answers of scripts; it is stored apart from the record."""
     data_number: int = 0
     logged: bool = False
-    """The job has a log; only scripts use this field, `more`, and the last four."""
-    wait: str | None = None
-    timeless: bool = False
-    dependents: tuple[str, ...] = ()
-    more: int = 0
-    kind: str | None = None
-    flow: str | None = None
-    plan: str | None = None
-    wake_at: int | None = None
-    entry: int | None = None
-    boxed: bool = False
-    bits: str | None = None
-    stepped: bool = False
+    """The job has a log; only scripts use this field."""
 
 
 class _RunEnd(Struct):
@@ -204,7 +186,7 @@ RAN, RESULT, APART, RESULT_APART = 2, 32, 64, 128
 _NEVER = -1.0
 _STATES: tuple[State, ...] = (
     *(State.EXPIRED, State.DELAYED, State.WAITING, State.ACTIVE),
-    *(State.COMPLETED, State.FAILED, State.CANCELLED, State.EXPIRED, State.SUSPENDED),
+    *(State.COMPLETED, State.FAILED, State.CANCELLED, State.EXPIRED),
 )
 
 _TOO_LARGE = 1 << 62
@@ -260,6 +242,17 @@ def split_record(body: bytes) -> RecordLayout:
     return RecordLayout(head, run, kept, payload, rare_fields, holder, ended, body[at:] if marks & RESULT else None)
 
 
+def encode_ref(ref: Ref) -> str:
+    """Return a job's reference as scripts use it. The names of queues and jobs contain no NUL."""
+    return f"{ref.queue}\0{ref.id}"
+
+
+def decode_ref(joined: bytes) -> Ref:
+    """Return the job that a script's reference names."""
+    queue, _, job = joined.decode().partition("\0")
+    return Ref(queue, job)
+
+
 def encode_job(job: NewJob, encoder: RequestEncoder) -> EncodedJob:
     """Return a new job as a script reads it."""
     stall = job.stall
@@ -295,7 +288,6 @@ def encode_job(job: NewJob, encoder: RequestEncoder) -> EncodedJob:
         schedule=job.schedule,
         tick=job.tick,
         parent=job.parent,
-        **({} if job.links is None else encode_links(job.links)),
     )
 
 
@@ -341,7 +333,6 @@ def _encode_fixed(job: NewJob) -> bytes | None:
         or job.ttl is not None
         or job.delay
         or job.run_at is not None
-        or job.links is not None
         or job.stall.start_grace
     ):
         return None
@@ -543,15 +534,6 @@ def _with_rare_fields(job: JobRecord, rare: RareFields) -> JobRecord:
         progress_note=rare.progress_note,
         data=None if rare.data is None else rare.data.encode(),
         data_number=rare.data_number,
-        links=decode_links(
-            wait=rare.wait,
-            timeless=rare.timeless,
-            dependents=rare.dependents,
-            kind=rare.kind,
-            flow=rare.flow,
-            plan=rare.plan,
-            wake_at=rare.wake_at,
-        ),
     )
 
 

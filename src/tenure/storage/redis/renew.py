@@ -11,10 +11,9 @@ from tenure.core.events import Event, JobEvent
 from tenure.core.figures import FiguresDelta, TaskCounts
 from tenure.core.job import Owner, Ref
 from tenure.core.partition import IDENTITY_LOST, PartitionState
+from tenure.storage.protocol import CancelRequest, LeaseRenewal, RenewRequest, RenewResult, WorkerInfo
 from tenure.storage.redis.claim_numbers import EncodedLane
-from tenure.storage.redis.records import RequestEncoder
-from tenure.storage.redis.refs import encode_ref
-from tenure.storage.requests import CancelRequest, LeaseRenewal, RenewRequest, RenewResult, WorkerInfo
+from tenure.storage.redis.records import RequestEncoder, encode_ref
 
 _encode = msgspec.msgpack.Encoder().encode
 _json = msgspec.json.Encoder().encode
@@ -37,16 +36,6 @@ class EncodedLogLine(Struct, omit_defaults=True, kw_only=True):
     number: int = 0
 
 
-class EncodedStep(Struct, omit_defaults=True, kw_only=True):
-    """A step as a script reads it; `body`: its place among the script's arguments."""
-
-    name: str
-    by: str
-    kind: str
-    took: int | None = None
-    body: int | None = None
-
-
 class EncodedRenewal(Struct, omit_defaults=True, kw_only=True):
     """A renewal as a script reads it. `data`, `trace`: their places among the script's arguments."""
 
@@ -62,7 +51,6 @@ class EncodedRenewal(Struct, omit_defaults=True, kw_only=True):
     data: int | None = None
     data_number: int = 0
     log: list[EncodedLogLine] | None = None
-    steps: list[EncodedStep] | None = None
     trace: int | None = None
 
 
@@ -121,17 +109,12 @@ def encode_renew(beat: RenewRequest, scope: str, layout: str, lanes: Sequence[En
 
 
 def first_batch(renewals: Sequence[LeaseRenewal]) -> tuple[LeaseRenewal, ...]:
-    """Return the first of these renewals: as many as fit into a request that does not block the server for long.
-
-    Those without steps come alone, because a server whose memory is full refuses a call with steps.
-    """
-    with_steps = bool(renewals and renewals[0].steps)
+    """Return the first of these renewals: as many as fit into a request that does not block the server for long."""
     size = 0
     for number, renewal in enumerate(renewals):
-        if size > REQUEST_CHARS or number == RENEWED_AT_ONCE or bool(renewal.steps) != with_steps:
+        if size > REQUEST_CHARS or number == RENEWED_AT_ONCE:
             return tuple(renewals[:number])
         size += len(renewal.trace or "") + len(renewal.data or b"")
-        size += sum(len(step.body or b"") for step in renewal.steps)
     return tuple(renewals)
 
 
@@ -198,17 +181,6 @@ def _encode_renewal(renewal: LeaseRenewal, encoder: RequestEncoder) -> EncodedRe
                 number=line.number,
             )
             for line in renewal.log
-        ]
-        or None,
-        steps=[
-            EncodedStep(
-                name=step.name,
-                by=step.by,
-                kind=step.kind,
-                took=step.took,
-                body=None if step.body is None else encoder.put(step.body),
-            )
-            for step in renewal.steps
         ]
         or None,
         trace=None if renewal.trace is None else encoder.put(renewal.trace.encode()),

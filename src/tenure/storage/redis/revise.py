@@ -10,10 +10,7 @@ from tenure.core.job import Ref
 from tenure.core.lifecycle import State
 from tenure.core.schedule import Missed, Overlap, Schedule
 from tenure.errors import FlowError
-from tenure.storage.redis.links import encode_dependents
-from tenure.storage.redis.records import EncodedJob, RequestEncoder, encode_job
-from tenure.storage.redis.refs import decode_ref, encode_ref
-from tenure.storage.revisions import (
+from tenure.storage.protocol import (
     CancelJob,
     Change,
     DeleteJob,
@@ -30,7 +27,8 @@ from tenure.storage.revisions import (
     Target,
     Tick,
 )
-from tenure.storage.waiting import AdvanceEntry, CancelTree, DeliverToken, SealBox, Subscribe, WaitingRevision
+from tenure.storage.redis.records import EncodedJob, RequestEncoder, encode_job, encode_ref
+from tenure.storage.waiting import AdvanceEntry, DeliverToken, SealBox, Subscribe
 
 _whole = msgspec.json.Encoder().encode
 _read_whole = msgspec.json.Decoder(Schedule).decode
@@ -40,7 +38,7 @@ _read = msgspec.msgpack.Decoder(dict[str, Any]).decode
 class EncodedRevision(Struct, omit_defaults=True, kw_only=True):
     """A revision as a script reads it."""
 
-    kind: Literal["cancel", "redrive", "delete", "reschedule", "retain", "deliver", "seal", "subscribe", "advance"]
+    kind: Literal["cancel", "redrive", "delete", "reschedule", "retain"]
     ref: str
     reason: str | None = None
     by: str | None = None
@@ -50,15 +48,6 @@ class EncodedRevision(Struct, omit_defaults=True, kw_only=True):
     boost: int | None = None
     ttl: int | None = None
     move: str | None = None
-    box: str | None = None
-    key: str | None = None
-    outcome: str | None = None
-    body: int | None = None
-    total: int | None = None
-    dependents: tuple[str, ...] = ()
-    number: int | None = None
-    cursor: int | None = None
-    gone: str | None = None
 
 
 class _Tune(Struct, omit_defaults=True):
@@ -109,14 +98,9 @@ class EncodedScheduleChange(Struct, omit_defaults=True, kw_only=True):
 _timed = msgspec.msgpack.Decoder(EncodedSchedule).decode
 
 
-def encode_revise(revisions: Sequence[Revision], gone: Ref | None = None) -> list[bytes]:
-    """Return the request to revise jobs. `gone`: a job of another partition that does not exist."""
-    encoder = RequestEncoder()
-    encoded = [_encode_revision(revision, encoder) for revision in revisions]
-    if gone is not None:
-        for revision in encoded:
-            revision.gone = encode_ref(gone)
-    return encoder.finish(encoded)
+def encode_revise(revisions: Sequence[Revision]) -> list[bytes]:
+    """Return the request to revise jobs."""
+    return RequestEncoder().finish([_encode_revision(revision) for revision in revisions])
 
 
 def decode_revise(reply: Any, revisions: Sequence[Revision]) -> list[RevisionResult]:
@@ -174,7 +158,7 @@ def decode_schedule(body: bytes) -> Schedule:
 _NOTHING = b"\x90"
 
 
-def _encode_revision(revision: Revision, encoder: RequestEncoder) -> EncodedRevision:
+def _encode_revision(revision: Revision) -> EncodedRevision:
     ref = encode_ref(revision.ref)
     match revision:
         case CancelJob(reason=reason, by=by, ended=ended):
@@ -187,29 +171,10 @@ def _encode_revision(revision: Revision, encoder: RequestEncoder) -> EncodedRevi
             return EncodedRevision(
                 kind="reschedule", ref=ref, delay=delay, priority=priority, boost=boost, by=by, ended=ended
             )
-        case CancelTree():
-            raise FlowError("a flow is to be cancelled with its members, and Redis does not do that yet")
         case RetainJob(ttl=ttl, ended=ended):
             return EncodedRevision(kind="retain", ref=ref, ttl=ttl, ended=ended)
         case DeliverToken() | SealBox() | Subscribe() | AdvanceEntry():
-            return _encode_waiting(revision, ref, encoder)
-        case _:
-            assert_never(revision)
-
-
-def _encode_waiting(revision: WaitingRevision, ref: str, encoder: RequestEncoder) -> EncodedRevision:
-    match revision:
-        case DeliverToken(token=token, ended=ended):
-            body = None if token.body is None else encoder.put(token.body)
-            return EncodedRevision(
-                kind="deliver", ref=ref, box=token.box, key=token.key, outcome=token.outcome, body=body, ended=ended
-            )
-        case SealBox(box=box, total=total, ended=ended):
-            return EncodedRevision(kind="seal", ref=ref, box=box, total=total, ended=ended)
-        case Subscribe(dependent=dependent, ended=ended):
-            return EncodedRevision(kind="subscribe", ref=ref, dependents=encode_dependents([dependent]), ended=ended)
-        case AdvanceEntry(number=number, cursor=cursor, put_off=put_off):
-            return EncodedRevision(kind="advance", ref=ref, number=number, cursor=cursor, delay=put_off)
+            raise FlowError("a token is delivered, and Redis does not keep flows yet")
         case _:
             assert_never(revision)
 
@@ -222,7 +187,7 @@ def _revision_result(
         ref,
         word,
         None if state is None else State(state.decode()),
-        None if holder is None else decode_ref(holder),
+        None if holder is None else Ref(ref.queue, holder.decode()),
     )
 
 

@@ -9,7 +9,7 @@ from typing import cast
 import msgspec
 
 from tenure.errors import SchemaMismatchError, StorageError, StorageUnavailableError
-from tenure.storage.queries import Finding
+from tenure.storage.protocol import Finding
 from tenure.storage.redis.connections import Connections, ScriptCall
 from tenure.storage.redis.renew import new_identity
 from tenure.storage.redis.resp import Reply
@@ -17,9 +17,8 @@ from tenure.storage.redis.script_library import verb
 
 _encode = msgspec.msgpack.Encoder().encode
 
-VERSION = 4
-"""The schema version. In version 1, a record was one msgpack map of its fields. Version 3 renamed stored fields.
-Version 4 has jobs that wait: code that does not know them would not notify them of ends."""
+VERSION = 3
+"""The schema version. In version 1, a record was one msgpack map of its fields. Version 3 renamed stored fields."""
 
 
 async def settle_on(connections: Connections, bases: Sequence[str]) -> None:

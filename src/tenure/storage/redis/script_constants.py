@@ -10,9 +10,7 @@ from tenure.core.lease import REAPER_LEASE
 from tenure.core.published import PUBLISHED_KEPT, PUBLISHED_MOST, RENEWED_WITHIN
 from tenure.core.retention import EVENTS_KEPT, KEPT, TRIM_BATCH, KeepRule
 from tenure.core.schedule import AHEAD
-from tenure.core.steps import SIGNALS_LIMIT
-from tenure.core.waiting import DEPENDENTS_LIMIT, EARLY_FAILURE, SIGNAL, SLEEP
-from tenure.storage import names, queries, requests, waiting
+from tenure.storage import protocol
 from tenure.storage.redis.figures import KINDS, SPANS
 
 Constant = int | str | Mapping[str, "Constant"]
@@ -24,17 +22,13 @@ def _rule(rule: KeepRule) -> dict[str, Constant]:
 
 CONSTANTS: Mapping[str, Constant] = {
     "AHEAD": AHEAD,
-    "CALLS_KEPT": requests.CALLS_KEPT,
-    "CLAIM_LIMIT": requests.CLAIM_LIMIT,
-    "CONCURRENCY": names.CONCURRENCY,
-    "DEPENDENTS_LIMIT": DEPENDENTS_LIMIT,
-    "DUE_LIMIT": requests.DUE_LIMIT,
-    "EARLY_FAILURE": EARLY_FAILURE,
-    "ENDS_AT_ONCE": waiting.ENDS_AT_ONCE,
-    "ENTRY_PAGE": waiting.ENTRY_PAGE,
+    "CALLS_KEPT": protocol.CALLS_KEPT,
+    "CLAIM_LIMIT": protocol.CLAIM_LIMIT,
+    "CONCURRENCY": protocol.CONCURRENCY,
+    "DUE_LIMIT": protocol.DUE_LIMIT,
     "EVENTS_KEPT": _rule(EVENTS_KEPT),
-    "EVENT_LOAN": queries.EVENT_LOAN,
-    "EXPIRE_LIMIT": requests.EXPIRE_LIMIT,
+    "EVENT_LOAN": protocol.EVENT_LOAN,
+    "EXPIRE_LIMIT": protocol.EXPIRE_LIMIT,
     "FIGURES": {
         kind: {"length": level.length, "span": SPANS[kind], "kept": level.kept} for kind, level in KINDS.items()
     },
@@ -43,47 +37,41 @@ CONSTANTS: Mapping[str, Constant] = {
     "FAULT_NEWEST": NEWEST,
     "COLLECTED_LIMIT": COLLECTED_LIMIT,
     "INTERNAL": INTERNAL,
-    "LOG_LINES_KEPT": requests.LOG_LINES_KEPT,
-    "LOOK_LIMIT": requests.LOOK_LIMIT,
-    "MOVED": names.MOVED,
-    "NOTIFIED_AT_ONCE": waiting.NOTIFIED_AT_ONCE,
+    "LOG_LINES_KEPT": protocol.LOG_LINES_KEPT,
+    "LOOK_LIMIT": protocol.LOOK_LIMIT,
+    "MOVED": protocol.MOVED,
     "OTHERS": OTHERS,
-    "OUTBOX_DELAY": waiting.OUTBOX_DELAY,
-    "OUTBOX_LIMIT": waiting.OUTBOX_LIMIT,
-    "PASSED_LIMIT": requests.PASSED_LIMIT,
-    "PAUSED": names.PAUSED,
-    "PLACE_LIMIT": names.PLACE_LIMIT,
-    "PROMOTE_LIMIT": requests.PROMOTE_LIMIT,
+    "PASSED_LIMIT": protocol.PASSED_LIMIT,
+    "PAUSED": protocol.PAUSED,
+    "PLACE_LIMIT": protocol.PLACE_LIMIT,
+    "PROMOTE_LIMIT": protocol.PROMOTE_LIMIT,
     "PUBLISHED_KEPT": PUBLISHED_KEPT,
     "PUBLISHED_MOST": PUBLISHED_MOST,
-    "QUEUE_RATE": names.QUEUE_RATE,
-    "RATE": names.RATE,
+    "QUEUE_RATE": protocol.QUEUE_RATE,
+    "RATE": protocol.RATE,
     "REAPER_LEASE": REAPER_LEASE,
     "RENEWED_WITHIN": RENEWED_WITHIN,
     "RETENTION": {state.value: _rule(rule) for state, rule in KEPT.items()},
-    "RUNS_KEPT": requests.RUNS_KEPT,
-    "SCAN_LIMIT": requests.SCAN_LIMIT,
-    "SIGNAL": SIGNAL,
-    "SIGNALS_LIMIT": SIGNALS_LIMIT,
-    "SLEEP": SLEEP,
-    "SWEEP_LIMIT": requests.SWEEP_LIMIT,
+    "RUNS_KEPT": protocol.RUNS_KEPT,
+    "SCAN_LIMIT": protocol.SCAN_LIMIT,
+    "SWEEP_LIMIT": protocol.SWEEP_LIMIT,
     "TASKS_KEPT": TASKS_KEPT,
     "TRIM_BATCH": TRIM_BATCH,
-    "TRIM_LIMIT": requests.TRIM_LIMIT,
-    "UNKNOWN": names.UNKNOWN,
-    "UNKNOWN_LOOKS": names.UNKNOWN_LOOKS,
-    "WINDOW_LIMIT": requests.WINDOW_LIMIT,
-    "WORKER_KEPT": requests.WORKER_KEPT,
+    "TRIM_LIMIT": protocol.TRIM_LIMIT,
+    "UNKNOWN": protocol.UNKNOWN,
+    "UNKNOWN_LOOKS": protocol.UNKNOWN_LOOKS,
+    "WINDOW_LIMIT": protocol.WINDOW_LIMIT,
+    "WORKER_KEPT": protocol.WORKER_KEPT,
 }
 
 
-def definition(wanted: str) -> str:
-    """Return the Lua statement that defines these constants; `wanted`: their names, separated by commas.
+def definition(names: str) -> str:
+    """Return the Lua statement that defines these constants; `names`: separated by commas.
 
     Raises:
         KeyError: a name is unknown.
     """
-    return f"local {wanted} = {', '.join(_lua(CONSTANTS[name.strip()]) for name in wanted.split(','))}"
+    return f"local {names} = {', '.join(_lua(CONSTANTS[name.strip()]) for name in names.split(','))}"
 
 
 def _lua(value: Constant) -> str:

@@ -43,13 +43,6 @@ def verb(name: str) -> Script:
     return Script(name, text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 
-@cache
-def refused_if_full(name: str) -> Script:
-    """Return the script of a verb for calls that a server with full memory must refuse before they begin."""
-    text = verb(name).text.replace("#!lua flags=allow-oom", "#!lua", 1)
-    return Script(name, text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
-
-
 def _with_parts(text: str, placed: set[str]) -> str:
     """Replace each `-- requires:` line by the parts that it names."""
     return _with_constants(_REQUIRES.sub(lambda line: _parts(line[1], placed), text))

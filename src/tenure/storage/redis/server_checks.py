@@ -15,7 +15,7 @@ from typing import cast
 from redis.exceptions import AuthenticationError, NoPermissionError
 
 from tenure.errors import NotDurableError, StorageError, StorageUnavailableError
-from tenure.storage.queries import Finding
+from tenure.storage.protocol import Finding
 from tenure.storage.redis.address import RedisAddress, ServerAddress, instead
 from tenure.storage.redis.connection import error_of, text
 from tenure.storage.redis.connections import Connections
@@ -54,11 +54,35 @@ VERBS = (
 """The names of all scripts: one for each verb, and `create`."""
 
 NEEDED = (
-    *("APPEND", "EVALSHA", "EXISTS", "GET", "GETBIT", "HDEL", "HEXISTS", "HGET", "HGETALL", "HINCRBY", "HKEYS"),
-    *("HLEN", "HMGET", "HSET", "HSETNX", "HVALS", "LLEN", "LPOP", "LRANGE", "LTRIM", "MGET", "MSET", "PEXPIRE"),
-    *("RENAME", "RPUSH", "SCRIPT", "SET", "SETBIT", "SPUBLISH", "SSUBSCRIBE", "TIME", "UNLINK", "XADD", "XINFO"),
-    *("XLEN", "XRANGE", "XTRIM", "ZADD", "ZCARD", "ZCOUNT", "ZINCRBY", "ZMSCORE", "ZRANDMEMBER", "ZRANGE"),
-    *("ZRANGEBYLEX", "ZRANGEBYSCORE", "ZREM", "ZREMRANGEBYRANK", "ZREVRANGEBYSCORE", "ZSCORE"),
+    *("APPEND", "EVALSHA", "EXISTS", "GET", "HDEL", "HEXISTS", "HGET", "HGETALL", "HINCRBY", "HKEYS", "HMGET", "HSET"),
+    *(
+        "HSETNX",
+        "HVALS",
+        "LLEN",
+        "LPOP",
+        "LRANGE",
+        "LTRIM",
+        "MGET",
+        "MSET",
+        "PEXPIRE",
+        "RPUSH",
+        "SCRIPT",
+        "SET",
+        "SPUBLISH",
+    ),
+    *("SSUBSCRIBE", "TIME", "UNLINK", "XADD", "XINFO", "XLEN", "XRANGE", "XTRIM", "ZADD", "ZCARD", "ZCOUNT"),
+    *(
+        "ZINCRBY",
+        "ZMSCORE",
+        "ZRANDMEMBER",
+        "ZRANGE",
+        "ZRANGEBYLEX",
+        "ZRANGEBYSCORE",
+        "ZREM",
+        "ZREMRANGEBYRANK",
+        "ZREVRANGEBYSCORE",
+        "ZSCORE",
+    ),
 )
 """The commands that every server must support: those of the scripts and those of the Python code."""
 

@@ -17,7 +17,31 @@ from tenure.core.retention import KeepRule
 from tenure.core.settlement import Settlement
 from tenure.errors import StorageUnavailableError
 from tenure.storage.notifications import Listener
-from tenure.storage.queries import ActsPage, ActsQuery, EventPage, EventReader, Finding, Page, Query, Survey
+from tenure.storage.protocol import (
+    ActsPage,
+    ActsQuery,
+    Change,
+    ClaimRequest,
+    EnqueueResult,
+    EventPage,
+    EventReader,
+    ExchangeResult,
+    Finding,
+    Page,
+    Query,
+    ReclaimResult,
+    RenewRequest,
+    RenewResult,
+    Revision,
+    RevisionResult,
+    ScheduleResult,
+    Settings,
+    Survey,
+    SweepRequest,
+    SweepResult,
+    Target,
+    jobs_of_ticks,
+)
 from tenure.storage.redis.address import RedisAddress
 from tenure.storage.redis.connections import Connections
 from tenure.storage.redis.keytypes import examine_types, named
@@ -27,19 +51,9 @@ from tenure.storage.redis.schema import examine_layout, layout_of, settle_on
 from tenure.storage.redis.server_checks import ServerChecks
 from tenure.storage.redis.subscriptions import Subscriptions
 from tenure.storage.redis.sweep_schedule import SweepSchedule
-from tenure.storage.requests import (
-    ClaimRequest,
-    EnqueueResult,
-    ExchangeResult,
-    ReclaimResult,
-    RenewRequest,
-    RenewResult,
-    SweepRequest,
-    SweepResult,
-)
-from tenure.storage.revisions import Change, Revision, RevisionResult, ScheduleResult, Settings, Target, jobs_of_ticks
-from tenure.storage.steps import require_valid_signals, require_valid_steps
-from tenure.storage.waiting import require_valid, require_valid_waits
+from tenure.storage.waiting import jobs_of_batch, require_plain
+
+_NAME = "Redis"
 
 
 class RedisStorage:
@@ -47,6 +61,7 @@ class RedisStorage:
 
     shared = True
     remote = True
+    flows = False
 
     def __init__(self, address: RedisAddress, *, clock: Clock | None = None) -> None:
         self.url = address.shown
@@ -104,7 +119,7 @@ class RedisStorage:
 
     async def enqueue(self, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
         """See `Storage.enqueue`."""
-        require_valid(jobs)
+        require_plain(_NAME, jobs)
         verbs = self._verbs if self._open and not self._closed else await self._opened()
         return await verbs.enqueue(jobs)
 
@@ -112,13 +127,12 @@ class RedisStorage:
         self, owner: Owner, settlements: Sequence[Settlement] = (), order: ClaimRequest | None = None
     ) -> ExchangeResult:
         """See `Storage.exchange`."""
-        require_valid_waits(settlements)
+        require_plain(_NAME, settlements=settlements)
         verbs = self._verbs if self._open else await self._ready()
         return await verbs.exchange(owner, settlements, order)
 
     async def renew(self, beat: RenewRequest) -> RenewResult:
         """See `Storage.renew`."""
-        require_valid_steps(beat.renewals)
         result = await (await self._ready()).renew(beat)
         if beat.last and self._closed:
             await self.close()
@@ -139,12 +153,12 @@ class RedisStorage:
 
     async def revise(self, revisions: Sequence[Revision]) -> list[RevisionResult]:
         """See `Storage.revise`."""
-        require_valid_signals(revisions)
+        require_plain(_NAME, revisions=revisions)
         return await (await self._opened()).revise(revisions)
 
     async def plan(self, changes: Sequence[Change]) -> list[ScheduleResult]:
         """See `Storage.plan`."""
-        require_valid(jobs_of_ticks(changes))
+        require_plain(_NAME, jobs_of_ticks(changes))
         return await (await self._opened()).plan(changes)
 
     async def tune(
@@ -155,7 +169,7 @@ class RedisStorage:
 
     async def receive(self, batch: MoveBatch) -> MoveReceipt:
         """See `MoveTarget.receive`."""
-        require_valid(call.job for call in batch.calls)
+        require_plain(_NAME, jobs_of_batch(batch))
         return await (await self._opened()).receive(batch)
 
     async def resign(self, term: Term) -> None:

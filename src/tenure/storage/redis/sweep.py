@@ -8,11 +8,9 @@ from msgspec import Struct
 from tenure.core.job import Owner
 from tenure.core.leadership import Term
 from tenure.core.lease import Lease
-from tenure.storage.redis.links import decode_outbox
-from tenure.storage.redis.records import RequestEncoder, decode_record
-from tenure.storage.redis.refs import decode_ref
+from tenure.storage.protocol import CHORE_LIMITS, ReclaimResult, StalledLease, SweepRequest, SweepResult
+from tenure.storage.redis.records import RequestEncoder, decode_record, decode_ref
 from tenure.storage.redis.revise import decode_schedule
-from tenure.storage.requests import CHORE_LIMITS, ReclaimResult, StalledLease, SweepRequest, SweepResult
 
 
 class _Sweep(Struct, omit_defaults=True, kw_only=True):
@@ -74,7 +72,7 @@ def decode_sweep(reply: Any, bid: SweepRequest, scope: str) -> SweepPart:
     """Return what one call did."""
     if reply[0] is not None:
         return SweepPart(SweepResult(retry_in=reply[0]))
-    _, epoch, stalled, did, more, troubles, due, next_tick, now, chore, done, skip, entries = reply
+    _, epoch, stalled, did, more, troubles, due, next_tick, now, chore, done, skip = reply
     swept = SweepResult(
         () if bid.term is None else (Term(scope, bid.owner.id, epoch, bid.term),),
         None,
@@ -85,7 +83,6 @@ def decode_sweep(reply: Any, bid: SweepRequest, scope: str) -> SweepPart:
         due=tuple(decode_schedule(body) for body in due),
         next_tick=next_tick,
         now=now,
-        outbox=decode_outbox(entries),
     )
     return SweepPart(swept, None if chore is None else (chore, done), skip)
 
@@ -103,7 +100,6 @@ def join_parts(parts: Sequence[SweepResult], *, more: bool = False) -> SweepResu
         due=last.due,
         next_tick=last.next_tick,
         now=last.now,
-        outbox=tuple(entry for part in parts for entry in part.outbox),
     )
 
 

@@ -18,9 +18,9 @@ from tenure.clock import SECOND
 from tenure.core.leadership import Term
 from tenure.errors import StorageError
 from tenure.storage.notifications import Listener
+from tenure.storage.protocol import SweepRequest, SweepResult
 from tenure.storage.redis.merge_answers import merge_sweeps
 from tenure.storage.redis.partition import Partition
-from tenure.storage.requests import SweepRequest, SweepResult
 
 TERM_SHARE_PER_CALL = 0.4
 """Each call must be answered within this part of a term, so that the next sweep still comes before the term ends."""

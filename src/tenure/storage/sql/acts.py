@@ -5,7 +5,7 @@ import msgspec
 from tenure.core.audit import OperatorAct
 from tenure.core.retention import TRIM_BATCH, KeepRule
 from tenure.storage.cursors import LARGEST, place_of
-from tenure.storage.queries import ActsPage, ActsQuery
+from tenure.storage.protocol import ActsPage, ActsQuery
 from tenure.storage.sql.transaction import Transaction
 
 _encode = msgspec.json.Encoder().encode

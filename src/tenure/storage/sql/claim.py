@@ -8,14 +8,13 @@ from tenure.core.lease import Lease
 from tenure.core.lifecycle import State
 from tenure.core.order import entered_at
 from tenure.core.transition import begun, claimed, is_expired
-from tenure.storage.requests import RUNS_KEPT, SCAN_LIMIT
+from tenure.storage.protocol import RUNS_KEPT, SCAN_LIMIT
 from tenure.storage.sql import concurrency_keys, fair_queue, rates, rows
 from tenure.storage.sql.lists import json_list
 from tenure.storage.sql.settings import records_event, setting
 from tenure.storage.sql.transaction import Transaction
-from tenure.storage.sql.transitions import existing, job_at, read_job
+from tenure.storage.sql.transitions import expire, job_at, read_job
 from tenure.storage.sql.unknown_tasks import first_seqs
-from tenure.storage.sql.waiting import expire
 
 
 def promote(tx: Transaction, queue: str, limit: int) -> int:
@@ -25,15 +24,12 @@ def promote(tx: Transaction, queue: str, limit: int) -> int:
         return 0
     aged = [seq for seq, expires_at, *_ in due if expires_at is not None and expires_at <= tx.now]
     for seq in aged:
-        # The end of an earlier one may have ended or deleted it.
-        if (job := existing(tx, seq)) is not None:
-            expire(tx, seq, job)
+        expire(tx, seq, job_at(tx, seq))
     young = [(seq, keyed) for seq, _, keyed, _ in due if seq not in aged]
     # `is_fair` resets the fair order of an empty queue, so call it only if a job enters the queue.
     if young and (fair_queue.is_fair(tx, queue) or any(keyed for _, keyed in young)):
         for seq, _ in young:
-            if (job := existing(tx, seq)) is not None:
-                _promote(tx, seq, job)
+            _promote(tx, seq, job_at(tx, seq))
     elif young:
         promoted = tx.run("exchange.promote", {"queue": queue, "now": tx.now, "limit": len(young)})
         tx.count_move(queue, left="delayed", to="waiting", jobs=promoted, since=min(score for *_, score in due))
@@ -44,7 +40,7 @@ def promote(tx: Transaction, queue: str, limit: int) -> int:
 def _promote(tx: Transaction, seq: int, job: JobRecord) -> None:
     """Promote one job whose score depends on the jobs that wait before it."""
     if job.state is not State.DELAYED:
-        # The repair of its record, or the end of an earlier one, has ended the job.
+        # The repair of its record has ended the job.
         return
     at = entered_at(job.score, boost=job.boost, lifo=job.lifo)
     score = fair_queue.score(tx, job, at)
@@ -115,7 +111,6 @@ class Claim:
                 if job.task not in unbound:
                     unbound[job.task] = concurrency_keys.may_start_freely(tx, queue, job.task)
                 free = unbound[job.task]
-            woken = tx.deliveries.woken
             if not free and is_expired(job, tx.now):
                 expire(tx, seq, job)
             elif not free and (full := concurrency_keys.blocked_by(tx, job, self._tasks)) is not None:
@@ -129,7 +124,6 @@ class Claim:
                 if records:
                     tx.record(begun(job, self._owner))
             let_in = concurrency_keys.release_freed(tx) if tx.freed else 0
-            let_in += tx.deliveries.woken - woken
             if let_in:
                 break
         concurrency_keys.insert_slots(tx, slots)

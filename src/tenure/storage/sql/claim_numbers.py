@@ -8,7 +8,7 @@ from tenure.core.job import Owner
 from tenure.core.lane import Lane
 from tenure.core.lifecycle import State
 from tenure.core.settlement import handed_back
-from tenure.storage.requests import WORKER_KEPT
+from tenure.storage.protocol import WORKER_KEPT
 from tenure.storage.sql.settle import settle
 from tenure.storage.sql.transaction import Lanes, Transaction
 from tenure.storage.sql.transitions import find_job

@@ -39,13 +39,9 @@ COLUMNS = (
         "reason",
         "fault",
     ),
-    *("progress", "progress_note", "schedule", "tick", "parent", "payload", "result", "quarantined", "put_back_used"),
-    *("data", "data_number", "links", "wake_at"),
+    *("progress", "progress_note", "schedule", "tick", "parent", "payload", "result", "quarantined"),
 )
 """The columns of `job` that a record is read from, in order."""
-
-LINKS = COLUMNS.index("links")
-"""The place of the links: NULL if a job has none, no inbox and no recorded steps; empty if it has no links alone."""
 
 LARGE = ("score", "priority", "boost")
 COUNTS = (
@@ -55,14 +51,13 @@ COUNTS = (
 NUMBERS = (
     *("run_at", "ttl", "expires_at", "timeout", "deadline", "heartbeat_timeout", "heard_at", "lease_until"),
     *("suspect_until", "run_until", "progress_until", "cancel_at", "created", "started", "finished", "kept_until"),
-    *("redrive_at", "tick", "wake_at"),
+    *("redrive_at", "tick"),
 )
 NEUTRAL: dict[str, Any] = {
     "weight": 1,
     "lease": StallTerms().lease,
     "max_stalls": 1,
     "state": "failed",
-    "links": "",
 } | dict.fromkeys(
     ("score", "priority", "boost", "run_at", "created", *(name for name in COUNTS if name not in ("weight", "lease"))),
     0,

@@ -1,7 +1,7 @@
 """The completion of a job in its handler's own transaction."""
 
 from tenure.core.settlement import Settlement
-from tenure.storage.requests import RenewRequest, SettleVerdict
+from tenure.storage.protocol import RenewRequest, SettleVerdict
 from tenure.storage.sql.renew import renew
 from tenure.storage.sql.settle import settle
 from tenure.storage.sql.transaction import Transaction

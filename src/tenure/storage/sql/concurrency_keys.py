@@ -11,8 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from msgspec import structs
 
 from tenure.core.job import JobRecord, Key, NewJob
-from tenure.storage.names import PAUSED, RATE, UNKNOWN, knows, queue_topic, unknown_place
-from tenure.storage.requests import PROMOTE_LIMIT
+from tenure.storage.protocol import PAUSED, PROMOTE_LIMIT, RATE, UNKNOWN, knows, queue_topic, unknown_place
 from tenure.storage.sql import rates
 from tenure.storage.sql.lists import json_rows
 from tenure.storage.sql.settings import setting

@@ -5,21 +5,20 @@ from itertools import islice
 
 from msgspec import structs
 
-from tenure.core.deduplication import Window, due_at, merge_name, throttle_name
+from tenure.core.deduplication import COLLECTED_LIMIT, Window, due_at, merge_name, throttle_name
 from tenure.core.events import JobThrottled, OnRequest
 from tenure.core.frames import framed
-from tenure.core.job import CollectKey, DebounceKey, JobRecord, NewJob, Ref, UniqueKey
+from tenure.core.job import CollectKey, DebounceKey, JobRecord, MergeKey, NewJob, Ref, UniqueKey
 from tenure.core.lifecycle import State
 from tenure.core.order import score_at
 from tenure.core.transition import collecting, enqueued, merged
-from tenure.storage.names import job_topic, queue_topic
-from tenure.storage.requests import CALLS_KEPT, EnqueueResult
-from tenure.storage.sql import concurrency_keys, fair_queue, rows, waiting
+from tenure.storage.protocol import CALLS_KEPT, EnqueueResult, job_topic, queue_topic
+from tenure.storage.sql import concurrency_keys, fair_queue, rows
+from tenure.storage.sql.columns import UndecodableText
 from tenure.storage.sql.lists import ByteSlices, json_list
 from tenure.storage.sql.settings import records_event
 from tenure.storage.sql.transaction import Transaction
-from tenure.storage.sql.transitions import delete, find_job, is_past_lifetime, merged_into, record_move
-from tenure.storage.sql.waiting import key_holder
+from tenure.storage.sql.transitions import delete, expire, find_job, is_past_lifetime, job_at, merged_into, record_move
 
 _EVENTS: dict[str, OnRequest] = {"duplicate": "deduplicated", "replaced": "debounced", "collected": "collected"}
 """The optional event for each way of merging a call into an existing job."""
@@ -47,17 +46,7 @@ def store_all(tx: Transaction, calls: Sequence[Sequence[NewJob]]) -> list[list[E
 
 
 def store(tx: Transaction, new: NewJob, offset: int) -> EnqueueResult:
-    """Store a call once; `offset`: its position among several calls.
-
-    The caller ends with `waiting.deliver_tokens`, when all of its calls are stored.
-    """
-    result = _store(tx, new, offset)
-    if new.links is not None:
-        waiting.enqueued(tx, new, result)
-    return result
-
-
-def _store(tx: Transaction, new: NewJob, offset: int) -> EnqueueResult:
+    """Store a call once; `offset`: its position among several calls."""
     # For a job that has no merge or throttle key, the insert itself detects a known id. This does not work for a fair
     # queue, where the job takes a virtual instant first.
     plain = new.merge is None and new.throttle is None and not _is_fair(tx, new)
@@ -79,6 +68,11 @@ def _store(tx: Transaction, new: NewJob, offset: int) -> EnqueueResult:
     return EnqueueResult("created", new.ref)
 
 
+def holder(tx: Transaction, job: JobRecord) -> Ref | None:
+    """Return the unfinished job that holds this job's unique key; expire those that have waited too long."""
+    return _key_holder(tx, job.queue, job.merge) if isinstance(job.merge, UniqueKey) else None
+
+
 def free_window(tx: Transaction, job: JobRecord) -> None:
     """Free the key window that a job holds, if it is still this job's."""
     if isinstance(job.merge, UniqueKey) and job.merge.window is not None:
@@ -90,25 +84,24 @@ def _alike(
 ) -> tuple[Sequence[tuple[int, NewJob]], bool]:
     """Return the longest run of jobs, from a position on, that one statement can insert.
 
-    Such jobs differ only in id, payload, headers, keys, links and start time, and need only a position in the queue. No
-    two of them have the same unique key, and none of them waits. Empty for a single job: a list of one takes the
-    library longer than a row.
+    Such jobs differ only in id, payload, headers, keys and start time, and need only a position in the queue. No two of
+    them have the same unique key. Empty for a single job: a list of one takes the library longer than a row.
     """
     if len(jobs) - begins < 2:
         return (), False
     _, first = jobs[begins]
     unique = _unique_name(first) is not None
-    if (first.merge is not None and not unique) or first.throttle is not None or _waits(first) or _is_fair(tx, first):
+    if (first.merge is not None and not unique) or first.throttle is not None or _is_fair(tx, first):
         return (), False
     if records_event(tx, first.queue, "enqueued"):
         return (), False
     ends, size = begins + 1, len(first.payload)
     names = {_unique_name(first)}
-    differ = unique or first.links is not None
+    differ = unique
     while ends < len(jobs) and size < INSERT_BYTES:
         _, new = jobs[ends]
         if structs.replace(new, id=first.id, payload=first.payload, headers=first.headers) != first:
-            if _waits(new) or not _equal_except_keys(new, first):
+            if not _equal_except_keys(new, first):
                 break
             differ = True
         if unique:
@@ -119,16 +112,12 @@ def _alike(
     return (jobs[begins:ends] if ends - begins > 1 else ()), differ
 
 
-def _waits(job: NewJob) -> bool:
-    return job.links is not None and job.links.wait is not None
-
-
 def _unique_name(job: NewJob) -> str | None:
     return job.merge.key if isinstance(job.merge, UniqueKey) and job.merge.window is None else None
 
 
 def _equal_except_keys(new: NewJob, first: NewJob) -> bool:
-    """Return True if two jobs differ only in id, payload, headers, keys, links and start time."""
+    """Return True if two jobs differ only in id, payload, headers, keys and start time."""
     if _unique_name(new) is None and new.merge != first.merge:
         return False
     same = structs.replace(
@@ -140,7 +129,6 @@ def _equal_except_keys(new: NewJob, first: NewJob) -> bool:
         merge=first.merge,
         delay=first.delay,
         run_at=first.run_at,
-        links=first.links,
     )
     return (first.merge is None) == (new.merge is None) and same == first
 
@@ -148,7 +136,7 @@ def _equal_except_keys(new: NewJob, first: NewJob) -> bool:
 def _create_alike(tx: Transaction, alike: Sequence[tuple[int, NewJob]], *, differ: bool) -> bool:
     """Insert similar jobs in one statement; each comes with its offset in its call.
 
-    `differ`: their keys, links or start times differ.
+    `differ`: their keys or start times differ.
 
     Returns False and inserts none if one of their ids is known, or one of their unique keys is held.
     """
@@ -174,7 +162,7 @@ def _create_alike(tx: Transaction, alike: Sequence[tuple[int, NewJob]], *, diffe
                     rows.text(new.headers),
                     score,
                     *payloads.add(new.payload),
-                    *(state, at, *rows.key_columns(new), rows.links_text(new.links)),
+                    *(state, at, *rows.key_columns(new)),
                 )
                 for (_, new), score, at, state in zip(alike, scores, run_ats, states, strict=True)
             ]
@@ -223,7 +211,35 @@ def _existing_job(tx: Transaction, new: NewJob) -> Ref | None:
     if isinstance(new.merge, UniqueKey) and new.merge.window is not None:
         window = _window(tx, new.queue, merge_name(new.merge), new.merge.window)
         return None if window is None else window.ref
-    return key_holder(tx, new.queue, new.merge)
+    return _key_holder(tx, new.queue, new.merge)
+
+
+def _key_holder(tx: Transaction, queue: str, key: MergeKey) -> Ref | None:
+    """Return the job that a call with this key is merged into, or None."""
+    values: dict[str, str | int] = {"queue": queue, "name": merge_name(key), "now": tx.now}
+    match key:
+        case UniqueKey(window=int()):
+            return None
+        case UniqueKey(scope="queued"):
+            statement = "enqueue.queued_holder"
+        case UniqueKey():
+            statement = "enqueue.holder"
+        case DebounceKey():
+            statement = "enqueue.unstarted_holder"
+            values |= {"most": 1, "bytes": 1}
+        case CollectKey(max_size=max_size):
+            statement = "enqueue.unstarted_holder"
+            values |= {"most": max_size, "bytes": COLLECTED_LIMIT}
+    while (row := tx.one(statement, values)) is not None:
+        seq, id_, too_old = row
+        if type(id_) is UndecodableText:
+            # Reading the record ends the job.
+            job_at(tx, seq)
+            continue
+        if not too_old:
+            return Ref(queue, id_)
+        expire(tx, seq, job_at(tx, seq))
+    return None
 
 
 def _window(tx: Transaction, queue: str, name: str, length: int) -> Window | None:
@@ -266,7 +282,6 @@ def _replace_call(tx: Transaction, new: NewJob, into: Ref, key: DebounceKey, off
         {"fence": old.fence, "settled_fence": old.settled_fence, "queue": into.queue, "id": into.id},
     )
     tx.run("enqueue.set_created", {"created": min(old.created, tx.now), "queue": into.queue, "id": into.id})
-    waiting.replaced(tx, seq, old)
 
 
 def _gather(tx: Transaction, new: NewJob, into: Ref, key: CollectKey, offset: int) -> int:
@@ -377,8 +392,7 @@ def _score(tx: Transaction, job: NewJob | JobRecord, run_at: int, offset: int) -
     """Return the score of a job that enters its queue, or is delayed."""
     # The jobs of one call are a microsecond apart, so that they keep the order of the call.
     at = max(run_at, tx.now) + offset
-    waits = job.links is not None and job.links.wait is not None
-    if run_at > tx.now or waits or not _is_fair(tx, job):
+    if run_at > tx.now or not _is_fair(tx, job):
         return score_at(at, boost=job.boost, lifo=job.lifo)
     return fair_queue.score(tx, job, at)
 

@@ -2,12 +2,10 @@
 
 from collections.abc import Sequence
 
-from msgspec import structs
-
 from tenure.core.job import NewJob, Owner
 from tenure.core.lease import Lease
 from tenure.core.settlement import Settlement
-from tenure.storage.requests import (
+from tenure.storage.protocol import (
     CLAIM_LIMIT,
     PROMOTE_LIMIT,
     ClaimRequest,
@@ -15,7 +13,7 @@ from tenure.storage.requests import (
     ExchangeResult,
     SettlementResult,
 )
-from tenure.storage.sql import claim_numbers, concurrency_keys, enqueue, outbox, rates, waiting
+from tenure.storage.sql import claim_numbers, concurrency_keys, enqueue, rates
 from tenure.storage.sql.claim import Claim, promote
 from tenure.storage.sql.ready_queues import ReadyQueues
 from tenure.storage.sql.settings import require_here
@@ -40,7 +38,6 @@ def enqueue_all(tx: Transaction, calls: Sequence[Sequence[NewJob]]) -> list[list
 def enqueue_moved(tx: Transaction, calls: Sequence[Sequence[NewJob]]) -> list[list[EnqueueResult]]:
     """Store each new job of several calls once, also in queues whose jobs are moved: it waits there to be moved."""
     results = enqueue.store_all(tx, calls)
-    waiting.deliver_tokens(tx)
     concurrency_keys.release_freed(tx)
     return results
 
@@ -52,10 +49,9 @@ def exchange(
     tx.load_queues(
         [*(settlement.ref.queue for settlement in settlements), *(() if order is None else order.queues[:QUEUES_READ])]
     )
-    tx.deliveries.entries.clear()
     verdicts = settle(tx, owner, settlements)
     if order is None:
-        return ExchangeResult(verdicts, outbox=outbox.written(tx))
+        return ExchangeResult(verdicts)
     lane = order.lane
     seen = lane is not None and claim_numbers.has_seen(tx, owner, lane)
     ready = ReadyQueues(tx, order.queues, order.tasks)
@@ -67,27 +63,23 @@ def exchange(
         if next_ready < number and claim.has_room:
             next_ready = ready.next_ready(number)
         due, opens, known = ready.is_due(queue), ready.has_opened(queue), ready.known(queue)
-        wakes = ready.wakes(queue)
-        if not (due or wakes or opens or known or next_ready == number) or ready.is_paused(queue):
+        if not (due or opens or known or next_ready == number) or ready.is_paused(queue):
             continue
         visited.append(queue)
-        if wakes:
-            waiting.wake_due(tx, queue, PROMOTE_LIMIT)
         if due:
             promote(tx, queue, PROMOTE_LIMIT)
         if opens and rates.opens_at(tx, queue) <= tx.now:
             concurrency_keys.release_opened(tx, queue)
         claim.take_from(queue, known)
-        if due or wakes or opens or known:
+        if due or opens or known:
             # The jobs that fall due, or may start, have changed too.
             claim.left.pop(queue, None)
     if lane is not None and not seen:
         runs = [(lease.ref, lease.fence) for lease in claim.leases]
         tx.lanes[owner.id, lane.id] = tx.lane(owner.id, lane.id).claimed(lane, runs, tx.now)
-    unclaimed = [queue for queue in visited if (claim.left[queue] if queue in claim.left else ready.refresh(queue))]
-    left = any(not ready.is_closed(queue) for queue in unclaimed) or ready.has_claimable(max(1, next_ready))
-    answer = _answer(verdicts, tuple(claim.leases), left, ready.next_due(), tx.now, seen=seen)
-    return structs.replace(answer, outbox=outbox.written(tx)) if tx.deliveries.entries else answer
+    waiting = [queue for queue in visited if (claim.left[queue] if queue in claim.left else ready.refresh(queue))]
+    left = any(not ready.is_closed(queue) for queue in waiting) or ready.has_claimable(max(1, next_ready))
+    return _answer(verdicts, tuple(claim.leases), left, ready.next_due(), tx.now, seen=seen)
 
 
 def exchange_read_only(tx: Transaction, owner: Owner, order: ClaimRequest | None) -> ExchangeResult | None:

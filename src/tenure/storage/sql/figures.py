@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from tenure.core.figures import HOURS, MINUTES, FiguresCell, FiguresQuery
-from tenure.storage.requests import FIGURES_LIMIT
+from tenure.storage.protocol import FIGURES_LIMIT
 from tenure.storage.sql.lists import decode_counts, json_names
 from tenure.storage.sql.transaction import Transaction
 

@@ -10,13 +10,12 @@ from tenure.core.job import CollectKey, JobDetail, JobRecord
 from tenure.core.lifecycle import TERMINAL, State
 from tenure.core.move import MoveBatch, MoveReceipt, answers_of, as_moved
 from tenure.core.order import entered_at
-from tenure.storage.names import queue_topic
-from tenure.storage.sql import concurrency_keys, fair_queue, inbox, rows, waiting
-from tenure.storage.sql.enqueue import store_all
+from tenure.storage.protocol import queue_topic
+from tenure.storage.sql import concurrency_keys, fair_queue, rows
+from tenure.storage.sql.enqueue import holder, store_all
 from tenure.storage.sql.settings import require_here
 from tenure.storage.sql.transaction import Transaction
 from tenure.storage.sql.transitions import merged_into
-from tenure.storage.sql.waiting import holder
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(MoveReceipt).decode
@@ -35,7 +34,6 @@ def receive(tx: Transaction, batch: MoveBatch) -> MoveReceipt:
     if taken:
         tx.topics.append(queue_topic(batch.queue))
     [results] = store_all(tx, [[call.job for call in batch.calls]])
-    waiting.deliver_tokens(tx)
     concurrency_keys.release_freed(tx)
     receipt = MoveReceipt(
         known.number + 1,
@@ -74,9 +72,6 @@ def _arrive(tx: Transaction, detail: JobDetail) -> bool:
 
 
 def _store_history(tx: Transaction, seq: int, detail: JobDetail) -> None:
-    if detail.steps:
-        inbox.record_steps(tx, [(seq, step) for step in detail.steps])
-        inbox.mark(tx, seq)
     tx.many("receive.insert_run", [{"seq": seq, **structs.asdict(run)} for run in detail.runs])
     lines = zip(count(detail.log_dropped + 1), detail.log, strict=False)
     tx.many(

@@ -13,9 +13,16 @@ from tenure.core.duration import moment
 from tenure.core.events import QueueLimited
 from tenure.core.job import JobRecord, NewJob, RateKey
 from tenure.core.rate import RateReservation
-from tenure.storage.names import LIMIT, QUEUE_RATE, RATE, queue_topic
-from tenure.storage.queries import StartLimit
-from tenure.storage.requests import LOOK_LIMIT, PROMOTE_LIMIT, SCAN_LIMIT
+from tenure.storage.protocol import (
+    LIMIT,
+    LOOK_LIMIT,
+    PROMOTE_LIMIT,
+    QUEUE_RATE,
+    RATE,
+    SCAN_LIMIT,
+    StartLimit,
+    queue_topic,
+)
 from tenure.storage.sql import rows
 from tenure.storage.sql.lists import json_names
 from tenure.storage.sql.settings import setting

@@ -13,7 +13,7 @@ from tenure.core.internal import INTERNAL, included, includes_worker
 from tenure.core.job import JobDetail, JobRecord, Owner, Ref
 from tenure.core.lifecycle import State
 from tenure.storage.cursors import DuePlace, age_of, due_place, place_of
-from tenure.storage.queries import (
+from tenure.storage.protocol import (
     EVENT_LOAN,
     EVENTS_END,
     EventPage,
@@ -21,27 +21,22 @@ from tenure.storage.queries import (
     Page,
     Query,
     QueueSurvey,
+    Settings,
     Survey,
+    WorkerInfo,
     WorkerSurvey,
     page_of_due,
 )
-from tenure.storage.requests import WorkerInfo
-from tenure.storage.revisions import Settings
 from tenure.storage.sql import figures as figure_cells
 from tenure.storage.sql import rates, rows, settings, unknown_tasks
-from tenure.storage.sql.columns import LINKS, Row
+from tenure.storage.sql.columns import Row
 from tenure.storage.sql.lists import json_names, json_rows
 from tenure.storage.sql.schedules import schedules
 from tenure.storage.sql.sweep import current_term
 from tenure.storage.sql.transaction import Transaction
 from tenure.storage.sql.transitions import is_past_lifetime, merged_into, read_job
 
-_UNFINISHED = {
-    State.WAITING: "find.waiting",
-    State.DELAYED: "find.delayed",
-    State.ACTIVE: "find.active",
-    State.SUSPENDED: "find.suspended",
-}
+_UNFINISHED = {State.WAITING: "find.waiting", State.DELAYED: "find.delayed", State.ACTIVE: "find.active"}
 """The statements that list the jobs of these states, of all the given queues."""
 
 SORTED_MOST = 2_500
@@ -215,8 +210,6 @@ def _detail(tx: Transaction, ref: Ref) -> JobDetail | None:
         tuple(rows.run(run) for run in tx.all("get.runs", {"seq": seq})),
         tuple(rows.log_line(line) for line in log),
         log[-1][-1] - len(log) if log else 0,
-        # A job without links has steps only if its links are marked as empty.
-        () if row[LINKS] is None else tuple(rows.step(step) for step in tx.all("waiting.steps", {"seq": seq})),
     )
 
 

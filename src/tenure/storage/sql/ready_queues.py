@@ -5,8 +5,7 @@ All answers come from the indexes of the jobs, so no separate record can be wron
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from tenure.storage.names import PLACE_LIMIT
-from tenure.storage.revisions import Settings
+from tenure.storage.protocol import PLACE_LIMIT, Settings
 from tenure.storage.sql import rates
 from tenure.storage.sql.lists import json_names
 from tenure.storage.sql.settings import queue_settings
@@ -22,12 +21,12 @@ class ReadyQueues:
         self._queues = queues
         self._listed = json_names(queues)
         self._settings: dict[str, Settings] = queue_settings(tx, queues, self._listed)
-        self._due: dict[str, tuple[int | None, int | None, int | None]] = {}
+        self._due: dict[str, tuple[int | None, int | None]] = {}
         self._known: dict[str, tuple[list[str], bool]] = {}
         coming = tx.due_work(queues, self._listed)
         parked = sum(1 for _, (*_, unknown) in coming if unknown)
-        for queue, (falls_due, wakes, opening, unknown) in coming:
-            self._due[queue] = falls_due, wakes, opening
+        for queue, (falls_due, opening, unknown) in coming:
+            self._due[queue] = falls_due, opening
             if unknown:
                 names, more = known_places(tx, queue, tasks, max(1, PLACE_LIMIT // parked))
                 if names:
@@ -40,17 +39,12 @@ class ReadyQueues:
 
     def is_due(self, queue: str) -> bool:
         """Return True if a delayed job is due."""
-        due, *_ = self._due.get(queue, (None, None, None))
+        due, _ = self._due.get(queue, (None, None))
         return due is not None and due <= self._tx.now
-
-    def wakes(self, queue: str) -> bool:
-        """Return True if the time of a suspended job has come."""
-        _, wakes, _ = self._due.get(queue, (None, None, None))
-        return wakes is not None and wakes <= self._tx.now
 
     def has_opened(self, queue: str) -> bool:
         """Return True if a rate lets one of its parked jobs start."""
-        *_, opening = self._due.get(queue, (None, None, None))
+        _, opening = self._due.get(queue, (None, None))
         return opening is not None and opening <= self._tx.now
 
     def known(self, queue: str) -> Sequence[str]:
@@ -70,8 +64,8 @@ class ReadyQueues:
         seen = self._tx.one("exchange.queue_state", {"queue": queue})
         if seen is None:
             raise AssertionError("exchange.glance returns a row for every queue")
-        lined, falls_due, wakes, opening = seen
-        self._due[queue] = falls_due, wakes, opening
+        lined, falls_due, opening = seen
+        self._due[queue] = falls_due, opening
         if queue in self._known:
             names, more = self._known[queue]
             if not more and not first_seqs(self._tx, queue, names, 1):
@@ -98,13 +92,11 @@ class ReadyQueues:
 
     def _next_times(self) -> Iterator[int]:
         tx = self._tx
-        for queue, (falls_due, wakes, opening) in self._due.items():
+        for queue, (falls_due, opening) in self._due.items():
             if self.is_paused(queue):
                 continue
             if falls_due is not None:
                 yield falls_due
-            if wakes is not None:
-                yield wakes
             if opening is not None:
                 # A job's own rate releases it only once the queue's rate allows a start.
                 yield max(opening, rates.opens_at(tx, queue))

@@ -13,9 +13,8 @@ from tenure.core.lease import lease_end, renewed_limits
 from tenure.core.lifecycle import State
 from tenure.core.partition import IDENTITY_LOST, PartitionState
 from tenure.core.transition import progressed, refused
-from tenure.core.waiting import StepRecord
-from tenure.storage.requests import LOG_LINES_KEPT, CancelRequest, LeaseRenewal, RenewRequest, RenewResult
-from tenure.storage.sql import claim_numbers, inbox, rows
+from tenure.storage.protocol import LOG_LINES_KEPT, CancelRequest, LeaseRenewal, RenewRequest, RenewResult
+from tenure.storage.sql import claim_numbers, rows
 from tenure.storage.sql.columns import Row, is_sane
 from tenure.storage.sql.lists import json_list, json_rows, without_repeats
 from tenure.storage.sql.settings import records_event, setting
@@ -67,7 +66,6 @@ class _PendingWrites:
         self.extended: list[tuple[object, ...]] = []
         self.reports: list[Values] = []
         self.logs: list[tuple[int, int, LeaseRenewal]] = []
-        self.steps: list[tuple[int, StepRecord]] = []
 
     def write(self, tx: Transaction) -> None:
         """Write the changes."""
@@ -75,9 +73,6 @@ class _PendingWrites:
             tx.run("renew.trace", {"traces": traces})
         else:
             tx.many("renew.trace_one", [{"seq": seq, "trace": trace} for seq, trace in self.traces])
-        if self.steps:
-            inbox.record_steps(tx, self.steps)
-            inbox.mark_all(tx, sorted({seq for seq, _ in self.steps}))
         if self.logs:
             _keep_logs(tx, self.logs)
         if self.extended:
@@ -155,7 +150,6 @@ def _extend(tx: Transaction, renewal: LeaseRenewal, row: Row, pending: _PendingW
     )
     if renewal.trace is not None:
         pending.traces.append((seq, renewal.trace))
-    pending.steps += ((seq, step.record(run, now)) for step in renewal.steps)
     if not renewal.extend:
         return cancel
     if renewal.log:

@@ -7,30 +7,21 @@ from itertools import takewhile
 from tenure.core.lifecycle import State
 from tenure.core.retention import RetentionRules
 from tenure.core.settlement import Settlement, uses_queue_retention
-from tenure.storage.requests import SettlementResult
-from tenure.storage.sql.columns import Row
+from tenure.storage.protocol import SettlementResult
 from tenure.storage.sql.lists import json_list
 from tenure.storage.sql.settings import setting
 from tenure.storage.sql.transaction import Transaction
 
 _FORGET = ("sweep.delete_jobs", "sweep.delete_runs", "sweep.delete_logs")
-_FORGET_WAITS = ("sweep.delete_tokens", "sweep.delete_boxes", "sweep.delete_steps")
 
 
-def delete_unmerged(tx: Transaction, queue: str, state: str, ended: Sequence[Row]) -> None:
-    """Delete ended jobs that answer for no other calls, with their runs, logs and inboxes.
-
-    `ended`: rows of a job's seq, whether it may have merged calls, and whether it may have an inbox.
-    """
-    listed = json_list([seq for seq, *_ in ended])
+def delete_plain(tx: Transaction, queue: str, state: str, seqs: Sequence[int]) -> None:
+    """Delete ended jobs that answer for no other calls, with their runs and logs."""
+    listed = json_list(seqs)
     if listed is not None:
         for statement in _FORGET:
             tx.run(statement, {"seqs": listed})
-        tx.count_move(queue, left=state, jobs=len(ended))
-    linked = json_list([seq for seq, _, waits, *_ in ended if waits])
-    if linked is not None:
-        for statement in _FORGET_WAITS:
-            tx.run(statement, {"seqs": linked})
+        tx.count_move(queue, left=state, jobs=len(seqs))
 
 
 def delete_surplus(tx: Transaction, settlements: Sequence[Settlement], verdicts: Sequence[SettlementResult]) -> None:
@@ -46,7 +37,7 @@ def delete_surplus(tx: Transaction, settlements: Sequence[Settlement], verdicts:
             continue
         if surplus := keep.deleted_at_once(tx.kept(queue), ended):
             gone = tx.all("sweep.longest_completed", {"queue": queue, "now": tx.now, "limit": surplus})
-            delete_unmerged(tx, queue, State.COMPLETED, [row for row in gone if not row[1]])
+            delete_plain(tx, queue, State.COMPLETED, [seq for seq, merges, _ in gone if not merges])
             # A job with merged calls stays for the sweep.
-            if passed := [row[-1] for row in takewhile(lambda row: not row[1], gone)]:
+            if passed := [finished for _, _, finished in takewhile(lambda row: not row[1], gone)]:
                 tx.advance(queue, State.COMPLETED, passed[-1])

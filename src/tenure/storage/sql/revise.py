@@ -7,9 +7,7 @@ from tenure.core.figures import TaskCounts, end_of
 from tenure.core.job import JobRecord
 from tenure.core.lifecycle import REDRIVABLE, TERMINAL, State
 from tenure.core.transition import redriven, rescheduled, retimed
-from tenure.errors import FlowError
-from tenure.storage.names import job_topic, owner_topic, queue_topic
-from tenure.storage.revisions import (
+from tenure.storage.protocol import (
     CancelJob,
     DeleteJob,
     RedriveJob,
@@ -17,14 +15,15 @@ from tenure.storage.revisions import (
     RetainJob,
     Revision,
     RevisionResult,
+    job_topic,
+    owner_topic,
+    queue_topic,
 )
-from tenure.storage.sql import concurrency_keys, fair_queue, outbox, rows, waiting
-from tenure.storage.sql.enqueue import free_window
+from tenure.storage.sql import concurrency_keys, fair_queue, rows
+from tenure.storage.sql.enqueue import free_window, holder
 from tenure.storage.sql.settings import records_event, setting
 from tenure.storage.sql.transaction import Transaction
 from tenure.storage.sql.transitions import delete, find_job, is_past_lifetime, record_if_drained, record_move
-from tenure.storage.sql.waiting import hand_over, holder, missing_job
-from tenure.storage.waiting import AdvanceEntry, CancelTree, DeliverToken, SealBox, Subscribe
 
 
 def revise(tx: Transaction, revisions: Sequence[Revision]) -> list[RevisionResult]:
@@ -35,32 +34,23 @@ def revise(tx: Transaction, revisions: Sequence[Revision]) -> list[RevisionResul
 
 
 def _revise(tx: Transaction, revision: Revision) -> RevisionResult:
-    if isinstance(revision, AdvanceEntry):
-        # The job itself may be deleted.
-        return outbox.advance(tx, revision)
     found = find_job(tx, revision.ref)
     if found is None or is_past_lifetime(found[1], tx.now):
         return RevisionResult(revision.ref, "gone")
     seq, job = found
     if revision.ended not in (None, job.finished or 0):
         return RevisionResult(job.ref, "changed", job.state)
-    if isinstance(revision, DeliverToken | SealBox | Subscribe):
-        return waiting.revise(tx, seq, job, revision)
     if isinstance(revision, DeleteJob) and revision.move is not None:
         mark = setting(tx, "queue", job.queue).moved
         if mark is None or mark.id != revision.move:
             return RevisionResult(job.ref, "refused", job.state)
     match revision:
-        case CancelTree():
-            raise FlowError("a flow is to be cancelled with its members, and SQL storages do not do that yet")
         case CancelJob() if job.state is State.ACTIVE:
             _ask_to_stop(tx, seq, job, revision)
             return RevisionResult(job.ref, "asked", job.state)
         case CancelJob() if job.state not in TERMINAL:
             _cancel(tx, seq, job, revision)
-        case RedriveJob() if job.state in REDRIVABLE and (
-            (replacement := holder(tx, job) or missing_job(tx, seq, job)) is not None
-        ):
+        case RedriveJob() if job.state in REDRIVABLE and (replacement := holder(tx, job)) is not None:
             return RevisionResult(job.ref, "refused", job.state, replacement)
         case RedriveJob(by=by, delay=delay) if job.state in REDRIVABLE:
             redrive(tx, seq, job, delay=delay, by=by)
@@ -70,7 +60,6 @@ def _revise(tx: Transaction, revision: Revision) -> RevisionResult:
             tx.record(JobDeleted(queue=job.queue, id=job.id, task=job.task, run=job.starts, by=by, was=job.state))
             if job.state not in TERMINAL:
                 record_if_drained(tx, job.queue)
-                hand_over(tx, job)
         case RescheduleJob() if job.state in (State.DELAYED, State.WAITING):
             _reschedule(tx, seq, job, revision)
         case RetainJob(ttl=ttl) if job.state is State.COMPLETED:
@@ -85,10 +74,7 @@ def _revise(tx: Transaction, revision: Revision) -> RevisionResult:
 def redrive(
     tx: Transaction, seq: int, job: JobRecord, *, delay: int = 0, by: str | None, by_rule: bool = False
 ) -> None:
-    """Put an ended job back in its queue, or suspend it while something that it needs is missing."""
-    if waiting.redrive(tx, seq, job, by):
-        return
-    waiting.forget_failures(tx, seq, job)
+    """Put an ended job back in its queue."""
     again = redriven(job, tx.now, delay=delay, by_rule=by_rule)
     score = fair_queue.score(tx, again, again.run_at) if again.state is State.WAITING else again.score
     tx.run(
@@ -129,7 +115,6 @@ def _cancel(tx: Transaction, seq: int, job: JobRecord, revision: CancelJob) -> N
             was=job.state,
         )
     )
-    hand_over(tx, job)
     record_if_drained(tx, job.queue)
 
 

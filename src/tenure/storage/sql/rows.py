@@ -28,7 +28,6 @@ from tenure.core.job import (
 )
 from tenure.core.lifecycle import State
 from tenure.core.text import storable
-from tenure.core.waiting import Links, StepRecord
 from tenure.storage.policies import DEFAULT_POLICY, STRICTEST_POLICY, decode_policy
 from tenure.storage.sql.columns import (
     COLUMNS,
@@ -76,7 +75,6 @@ keys = msgspec.json.Decoder(tuple[Key, ...]).decode
 rates = msgspec.json.Decoder(tuple[RateKey, ...]).decode
 _merge: msgspec.json.Decoder[MergeKey] = msgspec.json.Decoder(MergeKey)
 _error = msgspec.json.Decoder(RecordedError).decode
-links = msgspec.json.Decoder(Links).decode
 _ready = msgspec.json.Decoder(list[ReadyJob]).decode
 UNREADABLE = (msgspec.MsgspecError, RecursionError)
 """The exceptions that a damaged text raises when it is decoded; msgspec does not convert the second."""
@@ -95,23 +93,15 @@ def error_text(error: RecordedError | None) -> str | None:
     return None if error is None else _encode(error).decode()
 
 
-def links_text(links: Links | None) -> str | None:
-    """Return links as stored: without the wake time, which is a column of its own."""
-    if links is None:
-        return None
-    return _encode(links if links.wake_at is None else structs.replace(links, wake_at=None)).decode()
-
-
 def new_job(job: NewJob, run_at: int, now: int) -> dict[str, Any]:
     """Return by name the columns of a new job, except its score."""
     stall = job.stall
     collects = isinstance(job.merge, CollectKey)
-    waits = job.links is not None and job.links.wait is not None
     return {
         "queue": job.queue,
         "id": job.id,
         "task": job.task,
-        "state": "suspended" if waits else "delayed" if run_at > now else "waiting",
+        "state": "delayed" if run_at > now else "waiting",
         "headers": text(job.headers),
         "tags": text(job.tags),
         "priority": job.priority,
@@ -121,7 +111,7 @@ def new_job(job: NewJob, run_at: int, now: int) -> dict[str, Any]:
         "weight": job.weight,
         "run_at": run_at,
         "ttl": job.ttl,
-        "expires_at": now + job.ttl if job.ttl is not None and not waits else None,
+        "expires_at": now + job.ttl if job.ttl is not None else None,
         "timeout": job.timeout,
         "deadline": job.deadline,
         "heartbeat_timeout": job.heartbeat_timeout,
@@ -143,7 +133,6 @@ def new_job(job: NewJob, run_at: int, now: int) -> dict[str, Any]:
         "parent": job.parent,
         # Collected calls are stored separately, call by call.
         "payload": b"" if collects else job.payload,
-        "links": links_text(job.links),
     }
 
 
@@ -169,8 +158,6 @@ def stored_fields(job: JobRecord) -> dict[str, Any]:
         "progress": stored_progress(job.progress),
         "quarantined": int(job.quarantined),
         "put_back_used": int(job.put_back_used),
-        "links": links_text(job.links),
-        "wake_at": None if job.links is None else job.links.wake_at,
     }
 
 
@@ -239,9 +226,6 @@ def repaired_values(row: Row, job: JobRecord) -> dict[str, Any]:
     cleaned, _ = _cleaned(row)
     values = dict(zip(COLUMNS, cleaned, strict=False))
     values["merge_key"] = None if job.merge is None else merge_name(job.merge)
-    if job.state is State.SUSPENDED and job.links is None:
-        # It does not know any more what it waits for: the next claim puts it back, and then it fails.
-        values["wake_at"] = 0
     if job.state is not State.COMPLETED:
         values["error"] = error_text(job.error)
     return values
@@ -316,8 +300,6 @@ def _record(row: Row) -> JobRecord:
         put_back_used,
         data,
         data_number,
-        links_,
-        wake_at,
         *_,
     ) = row
     return JobRecord(
@@ -382,7 +364,6 @@ def _record(row: Row) -> JobRecord:
         schedule=schedule,
         tick=tick,
         parent=parent,
-        links=_links(links_, wake_at) if links_ else None,
     )
 
 
@@ -405,11 +386,6 @@ def fault(row: Row, newest: Sequence[Row]) -> FaultSurvey:
         reason=reason,
         error=shown,
     )
-
-
-def step(row: Row) -> StepRecord:
-    """Return the recorded step in a row."""
-    return StepRecord(*row)
 
 
 def run(row: Row) -> RunRecord:
@@ -453,11 +429,6 @@ def _terms(lease: int, max_stalls: int, start_grace: int, renewed: int, pinned: 
     return StallTerms(lease, max_stalls, start_grace, bool(renewed), _names(pinned) if pinned else ())
 
 
-def _links(text: str, wake_at: int | None) -> Links:
-    decoded = links(text)
-    return decoded if wake_at is None else structs.replace(decoded, wake_at=wake_at)
-
-
 def _policy_text(policy: Policy) -> str:
     return _DEFAULT_POLICY_TEXT if policy == DEFAULT_POLICY else _encode(policy).decode()
 
@@ -472,7 +443,6 @@ _DECODERS: dict[str, Callable[[Any], object]] = {
     "policy": decode_policy,
     "error": _error,
     "progress": read_progress,
-    "links": links,
 }
 
 

@@ -7,9 +7,16 @@ import msgspec
 from tenure.core.job import NewJob, Ref
 from tenure.core.lifecycle import State
 from tenure.core.schedule import AHEAD, Fate, Schedule, after_tick, fate_of, may_fire, paused_at, redefined
-from tenure.storage.requests import DUE_LIMIT
-from tenure.storage.revisions import Change, PauseSchedule, PutSchedule, RemoveSchedule, ScheduleResult, Tick
-from tenure.storage.sql import concurrency_keys, enqueue, waiting
+from tenure.storage.protocol import (
+    DUE_LIMIT,
+    Change,
+    PauseSchedule,
+    PutSchedule,
+    RemoveSchedule,
+    ScheduleResult,
+    Tick,
+)
+from tenure.storage.sql import concurrency_keys, enqueue
 from tenure.storage.sql.settings import setting
 from tenure.storage.sql.transaction import Transaction
 
@@ -20,7 +27,6 @@ _decode = msgspec.json.Decoder(Schedule).decode
 def plan(tx: Transaction, changes: Sequence[Change]) -> list[ScheduleResult]:
     """Change schedules, in the order given."""
     planned = [_change(tx, change, offset) for offset, change in enumerate(changes)]
-    waiting.deliver_tokens(tx)
     concurrency_keys.release_freed(tx)
     return planned
 

@@ -6,7 +6,7 @@ import msgspec
 
 from tenure.core.events import OnRequest
 from tenure.errors import StorageMovedError
-from tenure.storage.revisions import Settings
+from tenure.storage.protocol import Settings
 from tenure.storage.sql.transaction import Transaction
 
 _NONE = Settings()

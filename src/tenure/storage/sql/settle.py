@@ -1,23 +1,19 @@
 """Settlements in SQL: the only way out of active, guarded by fence and owner."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-
-from msgspec import structs
+from collections.abc import Sequence
 
 from tenure.core.decision import Finish, PutBack, RunEnd, Suspend
 from tenure.core.job import JobRecord, Key, Owner, Ref
 from tenure.core.lifecycle import State
 from tenure.core.settlement import Settlement, when_cancelling
 from tenure.core.transition import refused
-from tenure.core.waiting import Dependent, Links
-from tenure.storage.names import job_topic, queue_topic, unknown_place
-from tenure.storage.requests import SettlementResult
-from tenure.storage.sql import concurrency_keys, fair_queue, rates, rows, waiting
+from tenure.errors import FlowError
+from tenure.storage.protocol import SettlementResult, job_topic, queue_topic, unknown_place
+from tenure.storage.sql import concurrency_keys, fair_queue, rates, rows
 from tenure.storage.sql.columns import Row, is_sane
 from tenure.storage.sql.lists import ByteSlices, json_list, json_rows, without_repeats
 from tenure.storage.sql.retention import delete_surplus
-from tenure.storage.sql.transaction import End, Transaction, Values
+from tenure.storage.sql.transaction import Transaction, Values
 from tenure.storage.sql.transitions import find_job, job_at, record_if_drained
 
 _COMPLETED = RunEnd("completed")
@@ -32,76 +28,23 @@ def settle(tx: Transaction, owner: Owner, settlements: Sequence[Settlement]) -> 
         if len(completed) < len(batch):
             runs = _runs(tx, [part.ref for part in batch if (part.ref.queue, part.ref.id) not in completed])
         pending = _PendingWrites()
-        for number, settlement in enumerate(batch, 1):
-            row = completed.get((settlement.ref.queue, settlement.ref.id))
-            if row is None:
-                verdicts.append(_settle(tx, owner, settlement, runs.get(settlement.ref), pending))
-            else:
-                verdicts.append(_completed(tx, settlement, row, pending))
-            if pending.linked and not (number < len(batch) and _joins(pending.linked[-1], batch[number], completed)):
-                # What follows from it comes before the next settlement.
-                pending.write(tx, owner)
-                _carry_out(tx, pending.linked)
-                pending = _PendingWrites()
+        verdicts += [
+            _settle(tx, owner, settlement, runs.get(settlement.ref), pending)
+            if (row := completed.get((settlement.ref.queue, settlement.ref.id))) is None
+            else _completed(tx, settlement, row, pending)
+            for settlement in batch
+        ]
         pending.write(tx, owner)
     concurrency_keys.release_freed(tx)
     delete_surplus(tx, settlements, verdicts)
     return tuple(verdicts)
 
 
-@dataclass(frozen=True)
-class _Linked:
-    """What follows from the settlement of a job with links.
-
-    `suspended`: the seq of a job whose wait is then judged. `end`: the dependents that are then notified.
-    """
-
-    queue: str
-    suspended: int | None = None
-    end: End | None = None
-
-    @property
-    def only(self) -> Dependent | None:
-        """The only dependent of a completed job."""
-        return _only(self.end.dependents) if self.end is not None and self.end.completed else None
-
-
-def _only(dependents: Sequence[Dependent]) -> Dependent | None:
-    return dependents[0] if len(dependents) == 1 else None
-
-
-def _joins(linked: _Linked, following: Settlement, completed: Mapping[Row, Row]) -> bool:
-    """Return True if the next settlement completes a job of the same queue, and notifies only the same box, too.
-
-    So the members of a group that complete in one call cost one evaluation of the group.
-    """
-    mine, row = linked.only, completed.get((following.ref.queue, following.ref.id))
-    if mine is None or row is None or following.ref.queue != linked.queue or row[-1] is None:
-        return False
-    links: Links = row[-1]
-    other = _only(links.dependents)
-    return other is not None and (other.to, other.box) == (mine.to, mine.box)
-
-
-def _carry_out(tx: Transaction, linked: Sequence[_Linked]) -> None:
-    """Judge the job that was suspended, or notify the dependents of those that have ended."""
-    first = linked[0]
-    if first.suspended is not None:
-        waiting.judge(tx, first.suspended, job_at(tx, first.suspended))
-    if first.end is not None and len(linked) == 1:
-        tx.deliveries.ends.append(first.end)
-        waiting.carry_out_ends(tx)
-    elif first.end is not None:
-        waiting.complete_all(tx, [one.only for one in linked if one.only is not None])
-    record_if_drained(tx, first.queue)
-
-
 class _PendingWrites:
     """The changes of a batch of settlements. Each kind is written by one statement.
 
     `texts`: the reasons and details that contain a NUL, which a list cannot hold. `slots`: of the runs that hold
-    concurrency keys. `keys`: the keys of these runs, with the queue, and whether the job has ended. `suspended`: the
-    values of each suspension. `linked`: what follows from the last settlements, if their jobs have links.
+    concurrency keys. `keys`: the keys of these runs, with the queue, and whether the job has ended.
     """
 
     def __init__(self) -> None:
@@ -111,8 +54,6 @@ class _PendingWrites:
         self.results = ByteSlices()
         self.slots: list[concurrency_keys.Slot] = []
         self.keys: list[tuple[str, Sequence[Key], bool]] = []
-        self.suspended: list[Values] = []
-        self.linked: list[_Linked] = []
 
     def release(self, seq: int, settlement: Settlement, keys: Sequence[Key]) -> None:
         """Free the concurrency keys of a run."""
@@ -129,8 +70,7 @@ class _PendingWrites:
             changed += tx.run("exchange.finish", values | {"runs": json_rows(self.finished)})
         if self.put_back:
             changed += tx.run("exchange.put_back", values | {"runs": json_rows(self.put_back)})
-        changed += sum(tx.run("waiting.suspend", {**values, **one}) for one in self.suspended)
-        if changed != (held := len(self.finished) + len(self.put_back) + len(self.suspended)):
+        if changed != (held := len(self.finished) + len(self.put_back)):
             raise AssertionError(f"{held} runs are held, but {changed} were settled")
         tx.many("exchange.set_texts", self.texts)
         concurrency_keys.delete_slots(tx, self.slots)
@@ -152,7 +92,7 @@ def _runs(tx: Transaction, refs: Sequence[Ref]) -> dict[Ref, Row]:
 
 def _row(seq: int, job: JobRecord) -> Row:
     return (
-        *(seq, job.state.value, job.fence, job.owner, job.cancel_at, rows.text(job.keys), rows.links_text(job.links)),
+        *(seq, job.state.value, job.fence, job.owner, job.cancel_at, rows.text(job.keys)),
         *(job.boost, job.failures, job.stalls, job.releases, job.score),
     )
 
@@ -160,7 +100,7 @@ def _row(seq: int, job: JobRecord) -> Row:
 def _complete(tx: Transaction, owner: Owner, batch: Sequence[Settlement]) -> dict[Row, Row]:
     """Complete all plain completions of a batch in one statement.
 
-    Returns by queue and id the rows of those jobs: queue, id, seq, concurrency keys, and links.
+    Returns by queue and id the rows of those jobs: queue, id, seq, and concurrency keys.
     """
     plain: list[tuple[object, ...]] = []
     results = ByteSlices()
@@ -185,13 +125,13 @@ def _complete(tx: Transaction, owner: Owner, batch: Sequence[Settlement]) -> dic
         "owner": owner.id,
         "now": tx.now,
     }
-    return {row[:2]: (*row[:4], _links(tx, *row[2:5:2])) for row in tx.all("exchange.complete", values)}
+    return {row[:2]: row for row in tx.all("exchange.complete", values)}
 
 
 def _completed(tx: Transaction, settlement: Settlement, row: Row, pending: _PendingWrites) -> SettlementResult:
     """Record the counts, events and notifications of a completion that the statement has written."""
     queue = settlement.ref.queue
-    _, _, seq, named, linked = row
+    _, _, seq, named = row
     if named is not None:
         keys = _keys(named)
         # Reading the whole record repairs unreadable keys.
@@ -200,7 +140,7 @@ def _completed(tx: Transaction, settlement: Settlement, row: Row, pending: _Pend
     if isinstance(settlement.decision, Finish) and settlement.decision.keep is not None:
         tx.count_move(queue, to="kept")
     tx.topics.append(job_topic(settlement.ref))
-    return _record_events(tx, settlement, _note_links(settlement, seq, linked, pending))
+    return _record_events(tx, settlement)
 
 
 def _settle(
@@ -208,7 +148,7 @@ def _settle(
 ) -> SettlementResult:
     if row is None:
         return SettlementResult(settlement.ref, settlement.fence, "gone")
-    seq, state, fence, holder, cancel_at, named, linked, boost, *_, score = row
+    seq, state, fence, holder, cancel_at, named, boost, *_, score = row
     if state != "active" or fence != settlement.fence or holder != owner.id:
         return _refused(tx, owner, settlement)
     if cancel_at is not None:
@@ -216,39 +156,14 @@ def _settle(
     if settlement.limit is not None:
         rates.limit(tx, job_at(tx, seq), settlement.limit)
     keys = _keys(named)
-    if keys is None or not is_sane(row[7:]):
+    if keys is None or not is_sane(row[6:]):
         # Reading the whole record repairs values that cannot be used in calculations.
         job = job_at(tx, seq)
         boost, keys, score = job.boost, job.keys, job.score
-    if isinstance(settlement.decision, Suspend):
-        _collect_suspension(tx, settlement, settlement.decision, seq, pending)
-    else:
-        _collect(tx, settlement, settlement.decision, seq, boost, score, pending)
+    _collect(tx, settlement, seq, boost, score, pending)
     if keys:
         pending.release(seq, settlement, keys)
-    return _record_events(tx, settlement, _note_links(settlement, seq, _links(tx, seq, linked), pending))
-
-
-def _links(tx: Transaction, seq: int, stored: str | bytes | None) -> Links | None:
-    """Return the links of a job."""
-    try:
-        return rows.links(stored) if stored else None
-    except (*rows.UNREADABLE, UnicodeDecodeError):
-        # Reading the whole record repairs it.
-        return job_at(tx, seq).links
-
-
-def _note_links(settlement: Settlement, seq: int, links: Links | None, pending: _PendingWrites) -> bool:
-    """Collect what follows from the settlement of a job with links; return False if nothing does."""
-    ref, decision = settlement.ref, settlement.decision
-    if isinstance(decision, Suspend):
-        pending.linked.append(_Linked(ref.queue, suspended=seq))
-        return True
-    if links is None or not links.dependents or not isinstance(decision, Finish):
-        return False
-    end = End(ref, decision.state is State.COMPLETED, links.dependents)
-    pending.linked.append(_Linked(ref.queue, end=end))
-    return True
+    return _record_events(tx, settlement)
 
 
 def _keys(named: str | bytes | None) -> Sequence[Key] | None:
@@ -259,12 +174,10 @@ def _keys(named: str | bytes | None) -> Sequence[Key] | None:
         return None
 
 
-def _record_events(tx: Transaction, settlement: Settlement, linked: bool) -> SettlementResult:
-    """Record the events of a settlement. `linked`: more follows from it, and then its queue may be drained."""
+def _record_events(tx: Transaction, settlement: Settlement) -> SettlementResult:
     for event in settlement.events:
         tx.record(event)
-    if not linked:
-        record_if_drained(tx, settlement.ref.queue)
+    record_if_drained(tx, settlement.ref.queue)
     return SettlementResult(settlement.ref, settlement.fence, "done")
 
 
@@ -285,46 +198,21 @@ def _when_cancelling(tx: Transaction, settlement: Settlement) -> Settlement:
     return settlement if found is None else when_cancelling(settlement, found[1])
 
 
-def _collect_suspension(
-    tx: Transaction, settlement: Settlement, decision: Suspend, seq: int, pending: _PendingWrites
-) -> None:
-    ref, ended = settlement.ref, settlement.ended
-    tx.count_move(ref.queue, left="active", to="suspended")
-    tx.topics.append(job_topic(ref))
-    links = structs.replace(job_at(tx, seq).links or Links(), wait=decision.wait, wake_at=None)
-    pending.suspended.append(
-        {
-            "seq": seq,
-            "fence": settlement.fence,
-            "reason": decision.reason,
-            "links": rows.links_text(links),
-            "ended": ended.ended,
-            "why": ended.reason,
-            "detail": ended.detail,
-        }
-        | {name: int(decision.charge == name) for name in ("failures", "stalls", "releases")}
-    )
-
-
 def _collect(
-    tx: Transaction,
-    settlement: Settlement,
-    decision: Finish | PutBack,
-    seq: int,
-    boost: int,
-    score: int,
-    pending: _PendingWrites,
+    tx: Transaction, settlement: Settlement, seq: int, boost: int, score: int, pending: _PendingWrites
 ) -> None:
-    ref, charge = settlement.ref, decision.charge
+    if isinstance(settlement.decision, Suspend):
+        raise FlowError("a run is suspended, and SQL storages do not keep flows yet")
+    ref, charge = settlement.ref, settlement.decision.charge
     run = seq, settlement.fence
-    reason, cause, detail = decision.reason, settlement.ended.reason, settlement.ended.detail
+    reason, cause, detail = settlement.decision.reason, settlement.ended.reason, settlement.ended.detail
     if "\0" in f"{reason}{cause}{detail}":
         pending.texts.append({"seq": seq, "reason": reason, "why": cause, "detail": detail})
         reason = cause = detail = None
-    why = rows.error_text(decision.error), reason
+    why = rows.error_text(settlement.decision.error), reason
     charged = tuple(int(charge == name) for name in ("failures", "stalls", "releases"))
     ended = settlement.ended.ended, cause, detail
-    match decision:
+    match settlement.decision:
         case Finish(state=state, result=result, keep=keep, redrive_after=redrive_after, fault=fault):
             tx.count_move(ref.queue, left="active", to=state.value, since=tx.now)
             if keep is not None and state is State.COMPLETED:

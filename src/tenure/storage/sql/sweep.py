@@ -9,12 +9,18 @@ from tenure.core.lease import Lease
 from tenure.core.lifecycle import State
 from tenure.core.schedule import Schedule
 from tenure.core.transition import reclaimed, silence, stall_reason
-from tenure.storage.requests import CHORE_LIMITS, SWEEP_LIMIT, ReclaimResult, StalledLease, SweepRequest, SweepResult
-from tenure.storage.sql import concurrency_keys, figures, outbox, rates, schedules, sweep_steps
+from tenure.storage.protocol import (
+    CHORE_LIMITS,
+    SWEEP_LIMIT,
+    ReclaimResult,
+    StalledLease,
+    SweepRequest,
+    SweepResult,
+)
+from tenure.storage.sql import concurrency_keys, figures, rates, schedules, sweep_steps
 from tenure.storage.sql.columns import Row
 from tenure.storage.sql.transaction import Transaction
 from tenure.storage.sql.transitions import read_job
-from tenure.storage.waiting import OutboxEntry
 
 CLOCK_MARGIN = 10_000_000
 """Microseconds by which the clock may have been set back unnoticed since the sweep before. A longer step is noticed."""
@@ -80,9 +86,6 @@ def sweep(tx: Transaction, bid: SweepRequest, alive: Alive | None) -> SweepResul
     nothing_due: tuple[tuple[Schedule, ...], int | None] = (), None
     (due, next_tick), no_look = tx.savepoint(lambda: schedules.due(tx), nothing_due)
     troubles.append(no_look)
-    none_due: tuple[OutboxEntry, ...] = ()
-    entries, no_entries = tx.savepoint(lambda: outbox.due(tx), none_due)
-    troubles.append(no_entries)
     tx.run("sweep.swept", {"now": now, "resumed_at": resumed_at})
     return SweepResult(
         terms,
@@ -94,7 +97,6 @@ def sweep(tx: Transaction, bid: SweepRequest, alive: Alive | None) -> SweepResul
         due=due,
         next_tick=next_tick,
         now=now,
-        outbox=entries,
     )
 
 

@@ -10,26 +10,29 @@ from tenure.core.lease import grace_end
 from tenure.core.lifecycle import State
 from tenure.core.retention import EVENTS_KEPT, KeepRule, RetentionRules
 from tenure.core.transition import suspected
-from tenure.storage.names import PAUSED, RATE, UNKNOWN, queue_topic
-from tenure.storage.requests import (
+from tenure.storage.protocol import (
     EXPIRE_LIMIT,
     LOOK_LIMIT,
     PASSED_LIMIT,
+    PAUSED,
     PROMOTE_LIMIT,
+    RATE,
     SWEEP_LIMIT,
     TRIM_LIMIT,
+    UNKNOWN,
     WINDOW_LIMIT,
     WORKER_KEPT,
+    queue_topic,
 )
 from tenure.storage.sql import concurrency_keys, fair_queue, rates
 from tenure.storage.sql.claim import promote
 from tenure.storage.sql.columns import Row, UndecodableText
-from tenure.storage.sql.retention import delete_unmerged
+from tenure.storage.sql.enqueue import holder
+from tenure.storage.sql.retention import delete_plain
 from tenure.storage.sql.revise import redrive
 from tenure.storage.sql.settings import records_event, setting
 from tenure.storage.sql.transaction import Transaction
-from tenure.storage.sql.transitions import delete, existing, job_at
-from tenure.storage.sql.waiting import expire, holder, wake_due
+from tenure.storage.sql.transitions import delete, expire, job_at
 
 _MISNAMED = ("sweep.misnamed_waiting", "sweep.misnamed_delayed")
 
@@ -87,38 +90,24 @@ def expire_aged(tx: Transaction) -> int:
     for (seq,) in tx.all("sweep.expirable", {"now": tx.now, "limit": EXPIRE_LIMIT}):
         if expired >= EXPIRE_LIMIT:
             break
-        # Read the record only now: the end of one job may have released, changed or deleted the next.
-        if (job := existing(tx, seq)) is not None:
-            expired += expire(tx, seq, job)
+        # Read the record only now: the end of one job may have released the next.
+        expired += expire(tx, seq, job_at(tx, seq))
     concurrency_keys.release_freed(tx)
     return expired
 
 
 def promote_due(tx: Transaction) -> int:
-    """Promote the jobs that fell due, and wake those whose time has come.
-
-    The queue with the longest overdue delayed job comes first, after those without delayed jobs.
-    """
+    """Promote the jobs that fell due, those of the queue with the longest overdue job first."""
     promoted = 0
-    delayed = [queue for (queue,) in tx.all("tally.queues_delayed")]
-    waking = [queue for (queue,) in tx.all("waiting.due_queues", {"now": tx.now})]
-    for queue in (*(queue for queue in waking if queue not in delayed), *delayed):
-        if queue in delayed:
-            promoted += _promote(tx, queue, PROMOTE_LIMIT - promoted)
-        if queue in waking:
-            promoted += wake_due(tx, queue, PROMOTE_LIMIT - promoted)
-    concurrency_keys.release_freed(tx)
+    for (queue,) in tx.all("tally.queues_delayed"):
+        for (seq,) in tx.all("sweep.unreachable", {"queue": queue, "limit": SWEEP_LIMIT}):
+            # Reading the record repairs it: the job is then due, and its next run fails.
+            job_at(tx, seq)
+        due = promote(tx, queue, PROMOTE_LIMIT - promoted)
+        if due:
+            tx.topics.append(queue_topic(queue))
+        promoted += due
     return promoted
-
-
-def _promote(tx: Transaction, queue: str, limit: int) -> int:
-    for (seq,) in tx.all("sweep.unreachable", {"queue": queue, "limit": SWEEP_LIMIT}):
-        # Reading the record repairs it: the job is then due, and its next run fails.
-        job_at(tx, seq)
-    due = promote(tx, queue, limit)
-    if due:
-        tx.topics.append(queue_topic(queue))
-    return due
 
 
 def unpark(tx: Transaction) -> int:
@@ -172,10 +161,7 @@ def redrive_due(tx: Transaction) -> int:
     """Redrive the jobs whose rule is due."""
     due = tx.all("sweep.redrivable", {"now": tx.now, "limit": SWEEP_LIMIT})
     for (seq,) in due:
-        job = existing(tx, seq)
-        if job is None or job.redrive_at is None:
-            # The end of an earlier one has changed it.
-            continue
+        job = job_at(tx, seq)
         if holder(tx, job) is None:
             redrive(tx, seq, job, by="rule", by_rule=True)
         else:
@@ -214,12 +200,12 @@ def _delete(tx: Transaction, queue: str, state: str, gone: Sequence[Row], limit:
     """Delete jobs that ended in a state, in order, up to a limit; return how many calls were deleted with them."""
     trimmed = 0
     for merges, group in groupby(gone, itemgetter(1)):
-        found = list(group)[: limit - trimmed]
+        seqs = [seq for seq, *_ in group][: limit - trimmed]
         if not merges:
-            delete_unmerged(tx, queue, state, found)
-            trimmed += len(found)
+            delete_plain(tx, queue, state, seqs)
+            trimmed += len(seqs)
             continue
-        for seq, *_ in found:
+        for seq in seqs:
             if trimmed < limit:
                 trimmed += delete(tx, seq, job_at(tx, seq))
     return trimmed

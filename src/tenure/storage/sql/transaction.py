@@ -7,7 +7,7 @@ the same parameters and the same columns in its rows. Lists are JSON texts.
 """
 
 from abc import ABC, abstractmethod
-from collections import Counter, defaultdict, deque
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -15,18 +15,14 @@ from typing import Any, TypeVar
 
 from tenure.core.events import Event, JobEvent, to_log
 from tenure.core.figures import ALL_TASKS, HOURS, MINUTES, NO_COUNTS, OTHERS, TaskCounts, with_counted
-from tenure.core.job import Ref
 from tenure.core.lane import LaneClaims
 from tenure.core.lifecycle import TERMINAL
 from tenure.core.order import Fairness
 from tenure.core.rate import RateReservation
 from tenure.core.retention import EVENTS_KEPT
-from tenure.core.waiting import Dependent, WaitToken
-from tenure.storage.names import EVENTS_TOPIC
-from tenure.storage.revisions import Settings
+from tenure.storage.protocol import EVENTS_TOPIC, Settings
 from tenure.storage.sql.columns import Row
 from tenure.storage.sql.lists import ByteSlices, decode_counts, json_list, json_names, json_rows
-from tenure.storage.waiting import OutboxEntry
 
 T = TypeVar("T")
 Values = Mapping[str, Any]
@@ -37,11 +33,11 @@ Lanes = dict[tuple[str, int], LaneClaims]
 
 NO_VALUES: Values = {}
 
-DueWork = tuple[int | None, int | None, int | None, bool]
-"""When a queue's next delayed job falls due, when time alone changes its next suspended job, when its first rate with
-parked jobs opens, and whether jobs of unknown tasks are parked."""
+DueWork = tuple[int | None, int | None, bool]
+"""When a queue's next delayed job falls due, when its first rate with parked jobs opens, and whether jobs of unknown
+tasks are parked."""
 
-_NO_WORK: DueWork = (None, None, None, False)
+_NO_WORK: DueWork = (None, None, False)
 
 UNKNOWN_FRONT, NO_FRONT = -(1 << 63), (1 << 63) - 1
 """For `count_move`: jobs may be at any place in their order, or are not in this order at all."""
@@ -86,31 +82,6 @@ class FairQueueState:
     written: Fairness | None = None
 
 
-@dataclass(frozen=True)
-class End:
-    """The end of a job, and the dependents that are to be notified of it."""
-
-    ref: Ref
-    completed: bool
-    dependents: tuple[Dependent, ...]
-
-
-@dataclass
-class Deliveries:
-    """What this transaction has still to tell the jobs that wait for others.
-
-    `ends`: ends whose dependents are yet to be notified. `carrying`: they are being notified now. `tokens`: those that
-    calls have caused, which are delivered when all jobs of the calls exist. `entries`: those that the current operation
-    has written into the outbox. `woken`: how many jobs have been put back into their queues.
-    """
-
-    ends: deque[End] = field(default_factory=deque[End])
-    carrying: bool = False
-    tokens: list[tuple[Ref, WaitToken]] = field(default_factory=list[tuple[Ref, WaitToken]])
-    entries: list[OutboxEntry] = field(default_factory=list[OutboxEntry])
-    woken: int = 0
-
-
 @dataclass
 class RateState:
     """A queue's rate: up to when its time is taken, and when it lets its first parked job start.
@@ -151,7 +122,6 @@ class Transaction(ABC):
         self.settings: dict[tuple[str, str], Settings] = {}
         self.freed: Counter[tuple[str, str]] = Counter()
         self.lanes: Lanes = {}
-        self.deliveries = Deliveries()
         self._committed_lanes = {} if lanes is None else lanes
         self._events: list[tuple[int, str | None, str | None, bytes]] = []
         self._figures: list[TaskCounts] = []
@@ -223,7 +193,7 @@ class Transaction(ABC):
             self.lower_front(queue, to, since)
         if left == "ruled":
             self.lower_front(queue, "failed", UNKNOWN_FRONT)
-        if to in ("delayed", "parked", "suspended") or left in ("delayed", "suspended"):
+        if to in ("delayed", "parked") or left == "delayed":
             self._due.clear()
         if left is not None:
             self._counts[queue, left] -= jobs
@@ -260,7 +230,7 @@ class Transaction(ABC):
     def unfinished(self, queue: str) -> int:
         """Return the number of unfinished jobs of a queue."""
         row = self.one("tally.unfinished", {"queue": queue})
-        noted = sum(self._counts.get((queue, state), 0) for state in ("delayed", "waiting", "active", "suspended"))
+        noted = sum(self._counts.get((queue, state), 0) for state in ("delayed", "waiting", "active"))
         return noted if row is None else int(row[0]) + noted
 
     def kept(self, queue: str) -> int:
@@ -278,7 +248,7 @@ class Transaction(ABC):
             return
         tasks = 0
         values = {"queues": json_rows(unknown), "tasks": TASKS_READ}
-        for number, task, body, front, limited, kept, falls_due, wakes, opening, parked, oldest, last in self.all(
+        for number, task, body, front, limited, kept, falls_due, opening, parked, oldest, last in self.all(
             "exchange.queues", values
         ):
             if number is None:
@@ -290,7 +260,7 @@ class Transaction(ABC):
             self.written_settings["queue", queue] = body
             self._fair_queues.setdefault(queue, _fair_queue_state(front, opening is not None))
             self._may_be_limited.setdefault(queue, bool(limited))
-            self._due[queue] = falls_due, wakes, opening, bool(parked)
+            self._due[queue] = falls_due, opening, bool(parked)
             self._event_bounds = oldest, last
         self.knows_all_tasks = tasks < TASKS_READ
 
@@ -336,17 +306,13 @@ class Transaction(ABC):
         if not self.recounted and all(queue in self._due for queue in queues):
             return [(queue, work) for queue in dict.fromkeys(queues) if (work := self._due[queue]) != _NO_WORK]
         return [
-            (queue, (falls_due, wakes, opening, bool(unknown)))
-            for queue, falls_due, wakes, opening, unknown in self.all("exchange.due_queues", {"queues": listed})
+            (queue, (falls_due, opening, bool(unknown)))
+            for queue, falls_due, opening, unknown in self.all("exchange.due_queues", {"queues": listed})
         ]
 
     def note_opening(self) -> None:
         """Record that an opening time of a rate has changed."""
         self.openings += 1
-        self._due.clear()
-
-    def note_wake_time(self) -> None:
-        """Record that the time of a suspended job has changed."""
         self._due.clear()
 
     def fair_queue(self, queue: str) -> FairQueueState:
@@ -418,7 +384,6 @@ class Transaction(ABC):
             self.written_settings.clear()
             self.knows_all_tasks = False
             self.freed.clear()
-            self.deliveries = Deliveries()
             self.recounted = recounted
             self.run("session.rollback_to_savepoint")
             self.run("session.release_savepoint")

@@ -5,10 +5,12 @@ import logging
 from msgspec import structs
 
 from tenure.core.events import JobFailed, JobRepaired, QueueDrained
+from tenure.core.figures import TaskCounts, end_of
 from tenure.core.job import CollectKey, DebounceKey, JobRecord, Key, Ref, unreadable_record
 from tenure.core.lifecycle import TERMINAL, State
-from tenure.storage.names import RATE, job_topic
-from tenure.storage.sql import concurrency_keys, inbox, rates, rows
+from tenure.core.transition import expired, expiry
+from tenure.storage.protocol import RATE, job_topic
+from tenure.storage.sql import concurrency_keys, rates, rows
 from tenure.storage.sql.columns import Row, UndecodableText
 from tenure.storage.sql.lists import json_rows
 from tenure.storage.sql.settings import records_event
@@ -31,12 +33,6 @@ def job_at(tx: Transaction, seq: int) -> JobRecord:
     if row is None:
         raise AssertionError(f"job {seq} is gone, although this transaction has not deleted it")
     return _read(tx, row)
-
-
-def existing(tx: Transaction, seq: int) -> JobRecord | None:
-    """Return the record of a job as this transaction has left it; None if it was deleted since its seq was read."""
-    row = tx.one("get.by_seq", {"seq": seq})
-    return None if row is None else _read(tx, row)
 
 
 def read_job(tx: Transaction, row: Row) -> JobRecord:
@@ -192,18 +188,37 @@ def record_move(tx: Transaction, job: JobRecord, to: State | None, *, score: int
 
 
 def delete(tx: Transaction, seq: int, job: JobRecord) -> int:
-    """Delete a job that is not active, with its runs, its log, its inbox and its merged calls.
+    """Delete a job that is not active, with its runs, its log and its merged calls.
 
     Returns how many calls it answered for, including its own.
     """
     calls = 1
     for statement in _DELETE:
         tx.run(statement, {"seq": seq})
-    inbox.delete(tx, seq)
     if isinstance(job.merge, DebounceKey | CollectKey):
         # For a collecting job, its own call is one of them.
         calls += tx.run("revise.delete_calls", {"queue": job.queue, "job": job.id}) - bool(job.collected)
     record_move(tx, job, None)
+    return calls
+
+
+def expire(tx: Transaction, seq: int, job: JobRecord) -> int:
+    """Expire a job that is too old to start, or delete it at once; return 1, or how many calls were deleted with it."""
+    calls = 1
+    if job.state in TERMINAL:
+        # The repair of its record has ended the job.
+        return calls
+    if job.policy.on_expire == "discard":
+        calls = delete(tx, seq, job)
+        tx.count_move(job.queue, to="discarded")
+    else:
+        error = rows.error_text(expired(job, tx.now).error)
+        tx.run("exchange.expire", {"now": tx.now, "error": error, "seq": seq})
+        record_move(tx, job, State.EXPIRED)
+    tx.record(expiry(job, tx.now))
+    tx.count_figures([TaskCounts(job.queue, job.task, end_of("expired"))])
+    record_if_drained(tx, job.queue)
+    tx.topics.append(job_topic(job.ref))
     return calls
 
 

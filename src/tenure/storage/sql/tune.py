@@ -4,8 +4,7 @@ import msgspec
 
 from tenure.core.events import QueuePaused, QueueResumed
 from tenure.core.job import RateKey
-from tenure.storage.names import PAUSED, owner_topic, queue_topic
-from tenure.storage.revisions import Settings, Target
+from tenure.storage.protocol import PAUSED, Settings, Target, owner_topic, queue_topic
 from tenure.storage.sql import concurrency_keys, rates
 from tenure.storage.sql.settings import setting
 from tenure.storage.sql.transaction import Transaction

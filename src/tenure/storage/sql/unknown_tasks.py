@@ -3,9 +3,16 @@
 from collections.abc import Mapping, Sequence
 from itertools import islice
 
-from tenure.storage.names import PLACE_LIMIT, UNKNOWN, UNKNOWN_LOOKS, knows, task_of_place, unknown_place
-from tenure.storage.queries import UnknownTask
-from tenure.storage.requests import LOOK_LIMIT
+from tenure.storage.protocol import (
+    LOOK_LIMIT,
+    PLACE_LIMIT,
+    UNKNOWN,
+    UNKNOWN_LOOKS,
+    UnknownTask,
+    knows,
+    task_of_place,
+    unknown_place,
+)
 from tenure.storage.sql.lists import json_names
 from tenure.storage.sql.transaction import Transaction
 

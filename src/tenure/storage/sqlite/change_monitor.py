@@ -7,7 +7,7 @@ beat at each notification, so its topic is notified only if one of its runs was 
 import sqlite3
 from collections.abc import Iterable, Sequence
 
-from tenure.storage.names import owner_topic
+from tenure.storage.protocol import owner_topic
 from tenure.storage.sqlite.statements import STATEMENTS
 
 _DATA_VERSION = STATEMENTS["session.data_version"]

@@ -24,7 +24,7 @@ from tenure.storage.sqlite.statements import STATEMENTS
 
 Durability = Literal["full", "fast"]
 
-SCHEMA = 15
+SCHEMA = 14
 """The number of the schema in `schema.sql`. Until the first release it rises with each change, without migrations."""
 
 _PACKAGE = "tenure.storage.sqlite"

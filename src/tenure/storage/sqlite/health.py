@@ -6,7 +6,7 @@ import shutil
 import sqlite3
 from glob import glob
 
-from tenure.storage.queries import Finding
+from tenure.storage.protocol import Finding
 from tenure.storage.sql.audit import counters
 from tenure.storage.sql.transaction import Transaction
 from tenure.storage.sqlite import filesystem_check

@@ -7,7 +7,7 @@ from typing import Any
 from tenure.clock import Clock
 from tenure.core.settlement import Settlement
 from tenure.errors import StorageUnavailableError, UsageError
-from tenure.storage.requests import RenewRequest, SettleVerdict
+from tenure.storage.protocol import RenewRequest, SettleVerdict
 from tenure.storage.sql import completion
 from tenure.storage.sql.writer import CALL_TIMEOUT, Writer
 from tenure.storage.sqlite import errors

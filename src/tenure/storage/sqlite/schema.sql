@@ -82,10 +82,6 @@ CREATE TABLE tenure_job (
     put_back_used INTEGER NOT NULL DEFAULT 0,
     data BLOB,
     data_number INTEGER NOT NULL DEFAULT 0,
-    -- What the job waits for, and who waits for it. Not NULL also if it has rows in the tables of waits: then it may be
-    -- empty. wake_at: when time alone changes a suspended job.
-    links TEXT,
-    wake_at INTEGER,
     -- The latest run. Earlier runs are in `tenure_run`. If `run_fence` is NULL, all runs are there.
     run_fence INTEGER,
     run_owner TEXT,
@@ -119,10 +115,6 @@ CREATE INDEX tenure_job_tenant ON tenure_job (queue, boost, fair_key)
 -- The jobs that have waited longest, regardless of their scores.
 CREATE INDEX tenure_job_waiting ON tenure_job (queue, run_at)
     WHERE state = 'waiting';
-
--- The suspended jobs. Those that time alone changes come last, in that order.
-CREATE INDEX tenure_job_suspended ON tenure_job (queue, wake_at, id)
-    WHERE links IS NOT NULL AND state = 'suspended';
 
 CREATE INDEX tenure_job_ttl ON tenure_job (expires_at, queue, id)
     WHERE expires_at IS NOT NULL AND state IN ('delayed', 'waiting');
@@ -166,7 +158,7 @@ CREATE INDEX tenure_job_merge ON tenure_job (queue, merge_key, collected, seq)
 -- most changes evaluate one or two of them.
 CREATE INDEX tenure_job_stateless ON tenure_job (seq)
     WHERE state <> 'waiting' AND state <> 'active' AND state <> 'completed' AND state <> 'delayed'
-      AND state <> 'failed' AND state <> 'cancelled' AND state <> 'expired' AND state <> 'suspended';
+      AND state <> 'failed' AND state <> 'cancelled' AND state <> 'expired';
 
 -- The unfinished jobs of each schedule.
 CREATE INDEX tenure_job_scheduled ON tenure_job (schedule, state)
@@ -219,76 +211,6 @@ CREATE TABLE tenure_log (
     fields TEXT,
     number INTEGER NOT NULL,
     PRIMARY KEY (seq, line)
-) STRICT, WITHOUT ROWID;
-
--- The tokens in the inboxes of jobs. place: of a completed token, its number among those of its box, in the order of
--- arrival. body: the content of a signal.
-CREATE TABLE tenure_token (
-    seq INTEGER NOT NULL,
-    box TEXT NOT NULL,
-    key TEXT NOT NULL,
-    place INTEGER,
-    body BLOB,
-    PRIMARY KEY (seq, box, key)
-) STRICT, WITHOUT ROWID;
-
--- The failed tokens, short keys before long ones: the first one names the failure.
-CREATE INDEX tenure_token_failed ON tenure_token (seq, box, length(key), key)
-    WHERE place IS NULL;
-
-CREATE INDEX tenure_token_body ON tenure_token (seq, box, place)
-    WHERE body IS NOT NULL;
-
--- How many tokens a box has: a wait is compared with these numbers, so it costs the same for any number of tokens.
--- total: how many keys there will be, if known. read: how many signals the job has been awakened with.
-CREATE TABLE tenure_inbox (
-    seq INTEGER NOT NULL,
-    box TEXT NOT NULL,
-    failed INTEGER NOT NULL,
-    completed INTEGER NOT NULL,
-    total INTEGER,
-    read INTEGER NOT NULL DEFAULT 0,
-    PRIMARY KEY (seq, box)
-) STRICT, WITHOUT ROWID;
-
--- The recorded steps of jobs. number: their order. met_by: how a step ended. took: the microseconds that it took.
-CREATE TABLE tenure_step (
-    seq INTEGER NOT NULL,
-    name TEXT NOT NULL,
-    number INTEGER NOT NULL,
-    run INTEGER NOT NULL,
-    at INTEGER NOT NULL,
-    met_by TEXT NOT NULL,
-    kind TEXT NOT NULL,
-    took INTEGER,
-    body BLOB,
-    PRIMARY KEY (seq, name)
-) STRICT, WITHOUT ROWID;
-
-CREATE INDEX tenure_step_order ON tenure_step (seq, number);
-
--- Ends whose dependents are yet to be notified. completed: how the job ended. total: the number of dependents. done: how
--- many of them were notified. at: when a sweep hands out the entry. A number is never used again.
-CREATE TABLE tenure_entry (
-    number INTEGER PRIMARY KEY AUTOINCREMENT,
-    queue TEXT NOT NULL,
-    id TEXT NOT NULL,
-    completed INTEGER NOT NULL,
-    total INTEGER NOT NULL,
-    done INTEGER NOT NULL,
-    at INTEGER NOT NULL
-) STRICT;
-
-CREATE INDEX tenure_entry_due ON tenure_entry (at, number);
-
-CREATE INDEX tenure_entry_of_job ON tenure_entry (queue, id);
-
--- The dependents of an entry, in pages of equal length. page: counted from 0. dependents: a JSON list.
-CREATE TABLE tenure_entry_page (
-    number INTEGER NOT NULL,
-    page INTEGER NOT NULL,
-    dependents TEXT NOT NULL,
-    PRIMARY KEY (number, page)
 ) STRICT, WITHOUT ROWID;
 
 -- The concurrency keys that unfinished jobs name: the limit in force, and the number of these jobs; at zero the row is

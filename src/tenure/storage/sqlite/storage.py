@@ -20,18 +20,32 @@ from tenure.errors import StorageUnavailableError, UsageError
 from tenure.storage import forking
 from tenure.storage.connections import TxConnection
 from tenure.storage.notifications import Listener, NotificationHub
-from tenure.storage.queries import EVENTS_END, ActsPage, ActsQuery, EventPage, EventReader, Finding, Page, Query, Survey
-from tenure.storage.requests import (
+from tenure.storage.protocol import (
+    EVENTS_END,
+    ActsPage,
+    ActsQuery,
+    Change,
     ClaimRequest,
     EnqueueResult,
+    EventPage,
+    EventReader,
     ExchangeResult,
+    Finding,
+    Page,
+    Query,
     ReclaimResult,
     RenewRequest,
     RenewResult,
+    Revision,
+    RevisionResult,
+    ScheduleResult,
+    Settings,
+    Survey,
     SweepRequest,
     SweepResult,
+    Target,
+    jobs_of_ticks,
 )
-from tenure.storage.revisions import Change, Revision, RevisionResult, ScheduleResult, Settings, Target, jobs_of_ticks
 from tenure.storage.sql import acts, exchange, moves, published_tasks, reading, renew, revise, schedules, sweep, tune
 from tenure.storage.sql.transaction import Transaction
 from tenure.storage.sqlite import health, user_transaction
@@ -41,8 +55,9 @@ from tenure.storage.sqlite.locks import Locks, lock_file
 from tenure.storage.sqlite.reader import SQLiteReader
 from tenure.storage.sqlite.session import ThreadConnection
 from tenure.storage.sqlite.writer import SQLiteWriter
-from tenure.storage.steps import require_valid_signals, require_valid_steps
-from tenure.storage.waiting import require_valid, require_valid_waits
+from tenure.storage.waiting import jobs_of_batch, require_plain
+
+_NAME = "SQLite"
 
 _CLOSING = 10.0
 """How many seconds `close` waits for writes that are under way."""
@@ -53,6 +68,7 @@ class SQLiteStorage:
 
     shared = True
     remote = False
+    flows = False
 
     def __init__(
         self,
@@ -122,7 +138,7 @@ class SQLiteStorage:
 
     async def enqueue(self, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
         """See `Storage.enqueue`."""
-        require_valid(jobs)
+        require_plain(_NAME, jobs)
         await self._require_open()
         return await self._writer.submit_with_others(exchange.enqueue_all, jobs)
 
@@ -132,7 +148,7 @@ class SQLiteStorage:
 
     async def enqueue_in(self, tx: TxConnection, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
         """See `TransactionalStorage.enqueue_in`: the results are those of `enqueue`, if the transaction commits."""
-        require_valid(jobs)
+        require_plain(_NAME, jobs)
         if tx.dialect != "sqlite":
             raise UsageError(
                 f"tx is a connection to {tx.dialect}, but the queue is in {self.path}; give a connection to that file, "
@@ -147,7 +163,7 @@ class SQLiteStorage:
         self, owner: Owner, settlements: Sequence[Settlement] = (), order: ClaimRequest | None = None
     ) -> ExchangeResult:
         """See `Storage.exchange`."""
-        require_valid_waits(settlements)
+        require_plain(_NAME, settlements=settlements)
         await self._require_open(owner)
         return await self._writer.submit(
             lambda tx: exchange.exchange(tx, owner, settlements, order),
@@ -157,7 +173,6 @@ class SQLiteStorage:
 
     async def renew(self, beat: RenewRequest) -> RenewResult:
         """See `Storage.renew`."""
-        require_valid_steps(beat.renewals)
         await self._require_open(beat.owner)
         pulse = await self._writer.submit(
             lambda tx: renew.renew(tx, beat),
@@ -199,19 +214,19 @@ class SQLiteStorage:
 
     async def revise(self, revisions: Sequence[Revision]) -> list[RevisionResult]:
         """See `Storage.revise`."""
-        require_valid_signals(revisions)
+        require_plain(_NAME, revisions=revisions)
         await self._require_open()
         return await self._writer.submit(lambda tx: revise.revise(tx, revisions))
 
     async def receive(self, batch: MoveBatch) -> MoveReceipt:
         """See `MoveTarget.receive`."""
-        require_valid(call.job for call in batch.calls)
+        require_plain(_NAME, jobs_of_batch(batch))
         await self._require_open()
         return await self._writer.submit(lambda tx: moves.receive(tx, batch))
 
     async def plan(self, changes: Sequence[Change]) -> list[ScheduleResult]:
         """See `Storage.plan`."""
-        require_valid(jobs_of_ticks(changes))
+        require_plain(_NAME, jobs_of_ticks(changes))
         await self._require_open()
         return await self._writer.submit(lambda tx: schedules.plan(tx, changes))
 

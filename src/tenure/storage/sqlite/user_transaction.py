@@ -8,7 +8,7 @@ from typing import Any
 
 from tenure.core.job import NewJob
 from tenure.errors import StorageUnavailableError, UsageError
-from tenure.storage.requests import EnqueueResult
+from tenure.storage.protocol import EnqueueResult
 from tenure.storage.sql import exchange
 from tenure.storage.sql.transitions import recount
 from tenure.storage.sqlite import errors

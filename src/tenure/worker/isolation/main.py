@@ -35,7 +35,6 @@ from tenure.runtime import Runtime
 from tenure.threads import ThreadPool
 from tenure.waiting import first
 from tenure.worker.active_runs import Abandoned, ActiveRun, RunKey, StopReason
-from tenure.worker.durable import DurableSteps
 from tenure.worker.event_loop import LoopGuard, loop_from_environment, loop_runner
 from tenure.worker.isolation.messages import (
     REPORT_INTERVAL,
@@ -159,12 +158,6 @@ def _plain(value: object) -> str | int | float | bool | None:
     return storable(value if type(value) is str else shown(value))
 
 
-def _stop_run(run: ActiveRun, reason: StopReason, detail: str | None) -> None:
-    """Stop a run that has lost its lease. Called on the loop of the process."""
-    run.stop, run.stop_detail = reason, detail
-    run.cancel()
-
-
 CLEAN_UP_TIME = 1.5
 """Seconds that a stopped plain handler gets to end by itself. Then its process is killed."""
 
@@ -201,7 +194,6 @@ class JobProcess:
             find=self._find,
             settled=lambda run: self._line.send(RunSettled(run.lease.fence)),
         )
-        durable = DurableSteps(runtime, self._threads, self._abandoned, stop=_stop_run, isolated=True)
         self._runner = Runner(
             tasks,
             runtime.codec,
@@ -213,7 +205,6 @@ class JobProcess:
             state=lambda: self._lifespan.state,
             abandoned=self._abandoned,
             open_transaction=transactions.open,
-            open_steps=durable.open,
         )
         self._active: ActiveRun | None = None
         self._guard = LoopGuard()

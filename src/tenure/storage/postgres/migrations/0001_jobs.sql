@@ -84,10 +84,6 @@ CREATE TABLE job (
     put_back_used smallint NOT NULL DEFAULT 0,
     data bytea,
     data_number bigint NOT NULL DEFAULT 0,
-    -- What the job waits for, and who waits for it. Not NULL also if it has rows in the tables of waits: then it may be
-    -- empty. wake_at: when time alone changes a suspended job.
-    links text,
-    wake_at bigint,
     -- The latest run. Earlier runs are in `run`. If `run_fence` is NULL, all runs are there.
     run_fence bigint,
     run_owner text,
@@ -143,10 +139,6 @@ CREATE INDEX job_tenant ON job_live (queue, boost, fair_key)
 CREATE INDEX job_waiting ON job_live (queue, run_at)
     WHERE state = 'waiting';
 
--- The suspended jobs, those that time alone changes in that order.
-CREATE INDEX job_suspended ON job_live (queue, wake_at, id)
-    WHERE state = 'suspended';
-
 CREATE INDEX job_ttl ON job_live (expires_at, queue, id)
     WHERE expires_at IS NOT NULL AND state IN ('delayed', 'waiting');
 
@@ -165,7 +157,7 @@ CREATE INDEX job_merge ON job_live (queue, merge_key, collected, seq)
 
 -- Jobs whose state is not valid, which no other query finds.
 CREATE INDEX job_stateless ON job_live (seq)
-    WHERE state NOT IN ('waiting', 'active', 'delayed', 'suspended');
+    WHERE state NOT IN ('waiting', 'active', 'delayed');
 
 -- The unfinished jobs of each schedule.
 CREATE INDEX job_scheduled ON job_live (schedule, state)
@@ -381,76 +373,6 @@ CREATE TABLE log (
     fields text,
     number bigint NOT NULL,
     PRIMARY KEY (seq, line)
-);
-
--- The tokens in the inboxes of jobs. place: of a completed token, its number among those of its box, in the order of
--- arrival. body: the content of a signal.
-CREATE TABLE token (
-    seq bigint NOT NULL,
-    box text COLLATE "C" NOT NULL,
-    key text COLLATE "C" NOT NULL,
-    place bigint,
-    body bytea,
-    PRIMARY KEY (seq, box, key)
-);
-
--- The failed tokens, short keys before long ones: the first one names the failure.
-CREATE INDEX token_failed ON token (seq, box, length(key), key)
-    WHERE place IS NULL;
-
-CREATE INDEX token_body ON token (seq, box, place)
-    WHERE body IS NOT NULL;
-
--- How many tokens a box has: a wait is compared with these numbers, so it costs the same for any number of tokens.
--- total: how many keys there will be, if known. read: how many signals the job has been awakened with.
-CREATE TABLE inbox (
-    seq bigint NOT NULL,
-    box text COLLATE "C" NOT NULL,
-    failed bigint NOT NULL,
-    completed bigint NOT NULL,
-    total bigint,
-    read bigint NOT NULL DEFAULT 0,
-    PRIMARY KEY (seq, box)
-) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000);
-
--- The recorded steps of jobs. number: their order. met_by: how a step ended. took: the microseconds that it took.
-CREATE TABLE step (
-    seq bigint NOT NULL,
-    name text COLLATE "C" NOT NULL,
-    number bigint NOT NULL,
-    run bigint NOT NULL,
-    at bigint NOT NULL,
-    met_by text NOT NULL,
-    kind text NOT NULL,
-    took bigint,
-    body bytea,
-    PRIMARY KEY (seq, name)
-);
-
-CREATE INDEX step_order ON step (seq, number);
-
--- Ends whose dependents are yet to be notified. completed: how the job ended. total: the number of dependents. done: how
--- many of them were notified. at: when a sweep hands out the entry. A number is never used again.
-CREATE TABLE entry (
-    number bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-    queue text COLLATE "C" NOT NULL,
-    id text COLLATE "C" NOT NULL,
-    completed smallint NOT NULL,
-    total bigint NOT NULL,
-    done bigint NOT NULL,
-    at bigint NOT NULL
-) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000);
-
-CREATE INDEX entry_due ON entry (at, number);
-
-CREATE INDEX entry_of_job ON entry (queue, id);
-
--- The dependents of an entry, in pages of equal length. page: counted from 0. dependents: a JSON list.
-CREATE TABLE entry_page (
-    number bigint NOT NULL,
-    page bigint NOT NULL,
-    dependents text NOT NULL,
-    PRIMARY KEY (number, page)
 );
 
 -- The concurrency keys that unfinished jobs name: the limit in force, and the number of these jobs; at zero the row is

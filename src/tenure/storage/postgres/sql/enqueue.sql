@@ -7,12 +7,12 @@
 INSERT INTO job_live (
     queue, id, task, state, headers, tags, score, priority, boost, lifo, fair_key, weight, run_at, ttl, expires_at,
     timeout, deadline, heartbeat_timeout, keys, rates, merge_key, merge, collected, collected_bytes, lease, max_stalls,
-    start_grace, renewed, pinned, policy, created, schedule, tick, parent, payload, links
+    start_grace, renewed, pinned, policy, created, schedule, tick, parent, payload
 )
 SELECT :queue, known.id, :task, :state, :headers, :tags, :score, :priority, :boost, :lifo, :fair_key, :weight, :run_at,
        :ttl::bigint, :expires_at::bigint, :timeout::bigint, :deadline::bigint, :heartbeat_timeout::bigint, :keys, :rates,
        :merge_key, :merge, :collected, :collected_bytes, :lease, :max_stalls, :start_grace, :renewed, :pinned, :policy,
-       :now, :schedule, :tick::bigint, :parent, :payload, :links
+       :now, :schedule, :tick::bigint, :parent, :payload
   FROM (SELECT coalesce((SELECT job FROM call WHERE queue = :queue AND id = :id), :id) AS id) AS known
  WHERE NOT has_ended(:queue, known.id)
 ON CONFLICT (queue, id) DO NOTHING;
@@ -42,19 +42,18 @@ SELECT :queue, known.id, :task, :state, known.headers, :tags, known.score, :prio
 ON CONFLICT (queue, id) DO NOTHING;
 
 -- name: insert_similar
--- The same for several calls that also differ in their start times, keys and links. No listed merge key is held, and none
--- of the calls waits.
+-- The same for several calls that also differ in their start times and keys. No listed merge key is held.
 -- Parameters: the columns as listed, calls (a list of id, headers, score, start and length of the payload in
--- `payloads`, state, run_at, keys, merge_key, merge, links), payloads.
+-- `payloads`, state, run_at, keys, merge_key, merge), payloads.
 INSERT INTO job_live (
     queue, id, task, state, headers, tags, score, priority, boost, lifo, weight, run_at, ttl, expires_at, timeout,
     deadline, heartbeat_timeout, keys, rates, merge_key, merge, lease, max_stalls, start_grace, renewed, pinned, policy,
-    created, schedule, tick, parent, payload, links
+    created, schedule, tick, parent, payload
 )
 SELECT :queue, known.id, :task, known.state, known.headers, :tags, known.score, :priority, :boost, :lifo, :weight,
        known.run_at, :ttl::bigint, :expires_at::bigint, :timeout::bigint, :deadline::bigint, :heartbeat_timeout::bigint,
        known.keys, :rates, known.merge_key, known.merge, :lease, :max_stalls, :start_grace, :renewed, :pinned, :policy,
-       :now, :schedule, :tick::bigint, :parent, substr(:payloads, known.start, known.length), known.links
+       :now, :schedule, :tick::bigint, :parent, substr(:payloads, known.start, known.length)
   FROM (
        SELECT coalesce((SELECT job FROM call WHERE call.queue = :queue AND call.id = value ->> 0), value ->> 0) AS id,
               value ->> 1 AS headers,
@@ -65,8 +64,7 @@ SELECT :queue, known.id, :task, known.state, known.headers, :tags, known.score, 
               (value ->> 6)::bigint AS run_at,
               value ->> 7 AS keys,
               value ->> 8 AS merge_key,
-              value ->> 9 AS merge,
-              value ->> 10 AS links
+              value ->> 9 AS merge
          FROM jsonb_array_elements(:calls::jsonb) AS listed (value)
   ) AS known
  WHERE NOT has_ended(:queue, known.id)
@@ -106,13 +104,13 @@ SELECT EXISTS (
        );
 
 -- name: queued_holder
--- The same for jobs that are not active, and have not been suspended by a run.
+-- The same for jobs that are not active.
 SELECT seq, id, expires_at <= :now
   FROM job_live
  WHERE queue = :queue
    AND merge_key = :name
    AND collected = 0
-   AND (state IN ('delayed', 'waiting') OR (state = 'suspended' AND starts = 0))
+   AND state IN ('delayed', 'waiting')
  ORDER BY seq
  LIMIT 1;
 

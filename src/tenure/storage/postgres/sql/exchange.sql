@@ -5,13 +5,13 @@
 -- name: runs
 -- Returns for each listed job that exists its number in the list, and what a settlement of its run needs.
 -- `jobs`: a list of queue and id.
-SELECT listed.place - 1, seq, state, fence, owner, cancel_at, keys, links, boost, failures, stalls, releases, score
+SELECT listed.place - 1, seq, state, fence, owner, cancel_at, keys, boost, failures, stalls, releases, score
   FROM jsonb_array_elements(:jobs::jsonb) WITH ORDINALITY AS listed (value, place)
  CROSS JOIN LATERAL job_named(listed.value ->> 0, listed.value ->> 1);
 
 -- name: complete
 -- Completes the given runs, each if it is the current one and only its result must be recorded: the job was not asked
--- to stop. Returns the jobs that it completed, with their seqs, concurrency keys and links.
+-- to stop. Returns the jobs that it completed, with their seqs and concurrency keys.
 -- Parameters: runs (a list of queue, id, fence, kept_until, start and length of the result in `results`), results,
 -- ended, owner, now.
 UPDATE job
@@ -50,7 +50,7 @@ UPDATE job
    AND job.fence = run.fence
    AND coalesce(job.owner, '') = :owner
    AND job.cancel_at IS NULL
-RETURNING job.queue, job.id, job.seq, job.keys, job.links;
+RETURNING job.queue, job.id, job.seq, job.keys;
 
 -- name: finish
 -- Ends the given runs, each if it is the current one.
@@ -246,7 +246,7 @@ SELECT json_agg(
                      fair_key, ttl, expires_at, deadline, heartbeat_timeout, merge_key, owner, heard_at, lease_until,
                      suspect_until, run_until, progress_until, cancel_at, cancel_reason, cancel_by, started, finished,
                      kept_until, redrive_at, error, reason, fault, progress, progress_note, schedule, tick, parent,
-                     result, links
+                     result
               ) = 0
               )::integer AS plain
          FROM job_live
@@ -441,9 +441,8 @@ DELETE FROM run WHERE seq = :seq AND number <= :number;
 -- name: queues
 -- Returns what an exchange needs to know of several queues, one row for each: its number in the list, NULL, its
 -- settings, the front of its fair order, whether it may have a limit of its own, how many of its completed jobs are
--- under its retention rules, when the next delayed job falls due, when time alone changes the next suspended job, when
--- the first rate with parked jobs opens, whether jobs of unknown tasks are parked, the cursor before the oldest event in
--- the log, and the last cursor ever given out.
+-- under its retention rules, when the next delayed job falls due, when the first rate with parked jobs opens, whether
+-- jobs of unknown tasks are parked, the cursor before the oldest event in the log, and the last cursor ever given out.
 -- Then the tasks that have settings, up to a limit: NULL, the task, and its settings.
 -- Parameters: queues (a list), tasks (the limit).
 WITH log AS MATERIALIZED (
@@ -462,7 +461,6 @@ SELECT listed.place - 1,
           AND state IN ('completed', 'kept')
        ),
        (SELECT min(run_at) FROM job_live WHERE queue = listed.name AND state = 'delayed'),
-       (SELECT min(wake_at) FROM job_live WHERE queue = listed.name AND state = 'suspended'),
        (SELECT min(opens_at) FROM rate WHERE queue = listed.name AND opens_at IS NOT NULL),
        EXISTS (
               SELECT 1
@@ -477,15 +475,15 @@ SELECT listed.place - 1,
   FROM jsonb_array_elements_text(:queues::jsonb) WITH ORDINALITY AS listed (name, place)
  CROSS JOIN log
  UNION ALL
-SELECT NULL, name, body, NULL, FALSE, 0, NULL, NULL, NULL, FALSE, 0, 0
+SELECT NULL, name, body, NULL, FALSE, 0, NULL, NULL, FALSE, 0, 0
   FROM (SELECT name, body FROM setting WHERE kind = 'task' LIMIT :tasks) AS tasks;
 
 -- name: due_queues
--- Returns for each queue with such work: when the next delayed job falls due, when time alone changes the next suspended
--- job, when the first rate with parked jobs opens, and whether jobs of unknown tasks are parked. One statement serves all queues. It ends early if no queue at
+-- Returns for each queue with such work: when the next delayed job falls due, when the first rate with parked jobs
+-- opens, and whether jobs of unknown tasks are parked. One statement serves all queues. It ends early if no queue at
 -- all has such work.
 -- `queues`: a list.
-SELECT queue, falls_due, wakes, opening, unknown
+SELECT queue, falls_due, opening, unknown
   FROM (
        SELECT listed.name AS queue,
               (
@@ -494,12 +492,6 @@ SELECT queue, falls_due, wakes, opening, unknown
                WHERE queue = listed.name
                  AND state = 'delayed'
               ) AS falls_due,
-              (
-              SELECT min(wake_at)
-                FROM job_live
-               WHERE queue = listed.name
-                 AND state = 'suspended'
-              ) AS wakes,
               (
               SELECT min(opens_at)
                 FROM rate
@@ -516,12 +508,10 @@ SELECT queue, falls_due, wakes, opening, unknown
               ) AS unknown
          FROM jsonb_array_elements_text(:queues::jsonb) AS listed (name)
         WHERE EXISTS (SELECT 1 FROM job_live WHERE state = 'delayed')
-           OR EXISTS (SELECT 1 FROM job_live WHERE state = 'suspended')
            OR EXISTS (SELECT 1 FROM rate WHERE opens_at IS NOT NULL)
            OR EXISTS (SELECT 1 FROM job_live WHERE state = 'waiting' AND parked_under IS NOT NULL)
  ) AS found
  WHERE falls_due IS NOT NULL
-    OR wakes IS NOT NULL
     OR opening IS NOT NULL
     OR unknown;
 
@@ -546,8 +536,8 @@ SELECT place - 1
  LIMIT 1;
 
 -- name: queue_state
--- Returns whether a job of the queue is ready, when the next delayed job falls due, when time alone changes the next
--- suspended job, and when the first rate with parked jobs opens.
+-- Returns whether a job of the queue is ready, when the next delayed job falls due, and when the first rate with parked
+-- jobs opens.
 SELECT (
        SELECT TRUE
          FROM job_live
@@ -559,5 +549,4 @@ SELECT (
         LIMIT 1
        ) IS NOT NULL,
        (SELECT min(run_at) FROM job_live WHERE queue = :queue AND state = 'delayed'),
-       (SELECT min(wake_at) FROM job_live WHERE queue = :queue AND state = 'suspended'),
        (SELECT min(opens_at) FROM rate WHERE queue = :queue AND opens_at IS NOT NULL);

@@ -108,16 +108,6 @@ SELECT seq
  ORDER BY seq + 0 DESC
  LIMIT :limit;
 
--- name: suspended
-SELECT seq
-  FROM job_live
- WHERE queue = ANY (names_in(:queues))
-   AND state = 'suspended'
-   AND seq < :before
--- include: conditions
- ORDER BY seq + 0 DESC
- LIMIT :limit;
-
 -- name: active
 SELECT seq
   FROM job_live

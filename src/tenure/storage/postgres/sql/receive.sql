@@ -8,7 +8,7 @@ INSERT INTO job (
     lease, max_stalls, start_grace, renewed, pinned, policy, fence, settled_fence, starts, failures, stalls,
     releases, cancel_at, cancel_reason, cancel_by, created, started, finished, kept_until, redrive_at, redrives,
     error, reason, fault, progress, progress_note, schedule, tick, parent, payload, result, quarantined, put_back_used,
-    data, data_number, links, wake_at, day
+    data, data_number, day
 )
 SELECT
     :queue, :id, :task, :state, :headers, :tags, :score, :priority, :boost, :lifo, :fair_key, :weight, :run_at,
@@ -17,8 +17,7 @@ SELECT
     :pinned, :policy, :fence, :settled_fence, :starts, :failures, :stalls, :releases, :cancel_at::bigint,
     :cancel_reason, :cancel_by, :created, :started::bigint, :finished::bigint, :kept_until::bigint,
     :redrive_at::bigint, :redrives, :error, :reason, :fault, :progress::text::json, :progress_note, :schedule,
-    :tick::bigint, :parent, :payload, :result, :quarantined, :put_back_used, :data, :data_number, :links,
-    :wake_at::bigint,
+    :tick::bigint, :parent, :payload, :result, :quarantined, :put_back_used, :data, :data_number,
     CASE WHEN :finished::bigint IS NULL THEN 0 ELSE day_of(:finished::bigint) END
  WHERE NOT EXISTS (SELECT 1 FROM job_named(:queue, :id))
 ON CONFLICT DO NOTHING;

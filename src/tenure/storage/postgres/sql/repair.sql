@@ -60,9 +60,7 @@ UPDATE job
        schedule = :schedule,
        tick = :tick,
        parent = :parent,
-       quarantined = :quarantined,
-       links = :links,
-       wake_at = :wake_at
+       quarantined = :quarantined
  WHERE seq = :seq;
 
 -- name: fail
@@ -133,7 +131,7 @@ UPDATE key
          FROM job_live
         CROSS JOIN LATERAL key_names(keys) AS named (name)
         WHERE queue = :queue
-          AND state IN ('delayed', 'waiting', 'active', 'suspended')
+          AND state IN ('delayed', 'waiting', 'active')
           AND keys IS NOT NULL
         GROUP BY named.name
  ) AS counted
@@ -149,6 +147,6 @@ DELETE FROM key
          FROM job_live
         CROSS JOIN LATERAL key_names(keys) AS named (name)
         WHERE queue = :queue
-          AND state IN ('delayed', 'waiting', 'active', 'suspended')
+          AND state IN ('delayed', 'waiting', 'active')
           AND keys IS NOT NULL
  );

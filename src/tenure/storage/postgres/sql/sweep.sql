@@ -93,7 +93,7 @@ SELECT queue
        SELECT 1
          FROM tally
         WHERE tally.queue = fair_line.queue
-          AND state IN ('delayed', 'waiting', 'active', 'suspended')
+          AND state IN ('delayed', 'waiting', 'active')
           AND jobs > 0
  )
  LIMIT :limit;
@@ -173,7 +173,7 @@ SELECT seq
 -- Jobs whose state is not valid. Only a damaged record can be so.
 SELECT seq
   FROM job_live
- WHERE state NOT IN ('waiting', 'active', 'delayed', 'suspended')
+ WHERE state NOT IN ('waiting', 'active', 'delayed')
  ORDER BY seq
  LIMIT :limit;
 
@@ -345,22 +345,9 @@ DELETE FROM run WHERE seq = ANY (translate(:seqs, '[]', '{}')::bigint[]);
 -- `seqs`: a list.
 DELETE FROM log WHERE seq = ANY (translate(:seqs, '[]', '{}')::bigint[]);
 
--- name: delete_tokens
--- `seqs`: a list.
-DELETE FROM token WHERE seq = ANY (translate(:seqs, '[]', '{}')::bigint[]);
-
--- name: delete_boxes
--- `seqs`: a list.
-DELETE FROM inbox WHERE seq = ANY (translate(:seqs, '[]', '{}')::bigint[]);
-
--- name: delete_steps
--- `seqs`: a list.
-DELETE FROM step WHERE seq = ANY (translate(:seqs, '[]', '{}')::bigint[]);
-
 -- name: ended
--- A queue's jobs with one end state, the earliest ended first, whether each may have merged calls, whether it may have
--- rows in the tables of waits, and when it ended.
-SELECT seq, merge_key IS NOT NULL AND NOT starts_with(merge_key, 'unique:'), links IS NOT NULL, finished
+-- A queue's jobs with one end state, the earliest ended first, whether each may have merged calls, and when it ended.
+SELECT seq, merge_key IS NOT NULL AND NOT starts_with(merge_key, 'unique:'), finished
   FROM job
  WHERE day >= 1
    AND queue = :queue
@@ -375,7 +362,7 @@ SELECT seq, merge_key IS NOT NULL AND NOT starts_with(merge_key, 'unique:'), lin
 -- name: longest_completed
 -- A queue's completed jobs, the earliest first. Returns none if a job ends later than now: the clock was set back, and
 -- such jobs would not come first although they are old.
-SELECT seq, merge_key IS NOT NULL AND NOT starts_with(merge_key, 'unique:'), links IS NOT NULL, finished
+SELECT seq, merge_key IS NOT NULL AND NOT starts_with(merge_key, 'unique:'), finished
   FROM job
  WHERE day >= 1
    AND queue = :queue
@@ -398,7 +385,7 @@ SELECT seq, merge_key IS NOT NULL AND NOT starts_with(merge_key, 'unique:'), lin
 
 -- name: ended_ahead
 -- The same for jobs that ended later than now, which is before the clock was set back.
-SELECT seq, merge_key IS NOT NULL AND NOT starts_with(merge_key, 'unique:'), links IS NOT NULL, finished
+SELECT seq, merge_key IS NOT NULL AND NOT starts_with(merge_key, 'unique:'), finished
   FROM job
  WHERE day >= 1
    AND queue = :queue

@@ -83,10 +83,7 @@ SELECT queue FROM found WHERE queue IS NOT NULL;
 
 
 -- name: unfinished
-SELECT coalesce(sum(jobs), 0)::bigint
-  FROM tally
- WHERE queue = :queue
-   AND state IN ('delayed', 'waiting', 'active', 'suspended');
+SELECT coalesce(sum(jobs), 0)::bigint FROM tally WHERE queue = :queue AND state IN ('delayed', 'waiting', 'active');
 
 -- name: kept
 -- How many completed jobs of a queue are under its retention rules.
@@ -197,7 +194,7 @@ SELECT queue, name, sum(jobs)::bigint
        SELECT queue, named.name, -1
          FROM job_live
         CROSS JOIN LATERAL key_names(keys) AS named (name)
-        WHERE state IN ('delayed', 'waiting', 'active', 'suspended')
+        WHERE state IN ('delayed', 'waiting', 'active')
  ) AS counted
  GROUP BY queue, name
 HAVING sum(jobs) <> 0
@@ -213,24 +210,6 @@ SELECT queue, name, sum(jobs)::bigint
  ) AS counted
  GROUP BY queue, name, id
 HAVING sum(jobs) <> 0;
-
--- name: recount_inboxes
--- The same for inboxes: a box whose numbers differ from its tokens, and tables of waits with rows of a job that is gone
--- or has no mark for them.
-SELECT seq, box, sum(failed)::bigint, sum(completed)::bigint
-  FROM (
-       SELECT seq, box, failed, completed FROM inbox
-       UNION ALL
-       SELECT seq, box, -count(*) FILTER (WHERE place IS NULL), -count(place) FROM token GROUP BY seq, box
- ) AS counted
- GROUP BY seq, box
-HAVING sum(failed) <> 0 OR sum(completed) <> 0
-UNION ALL
-SELECT seq, '', 0, 0
-  FROM (SELECT seq FROM inbox UNION SELECT seq FROM step) AS kept
- WHERE NOT EXISTS (SELECT 1 FROM job WHERE job.seq = kept.seq AND links IS NOT NULL)
-UNION ALL
-SELECT seq, '', 0, 0 FROM job_live WHERE state = 'suspended' AND links IS NULL;
 
 -- name: figures
 -- The cells of figures that queues have in one minute or hour: queue, task, and of `tasks` alone also the counts.

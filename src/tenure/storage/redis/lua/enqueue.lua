@@ -36,7 +36,7 @@ if Transaction.run(begin) then
   return added
 end
 
--- requires: record_bytes, enqueue, changes, waiting
+-- requires: record_bytes, enqueue, changes
 
 -- Read the records of all ids in question with one command.
 local function fetch(calls)
@@ -51,14 +51,12 @@ local function fetch(calls)
 end
 
 return Changes.run(function()
-  local results, linked = {}, false
+  local results = {}
   for _ = 1, added do
     results[#results + 1] = 0
   end
   local function add(new_job)
-    local links = new_job.wait or new_job.dependents
-    local result = links and Waiting.enqueue(new_job, #results) or Enqueue.add(new_job, #results)
-    linked = linked or links
+    local result = Enqueue.add(new_job, #results)
     results[#results + 1] = result[1] == 'created' and 0 or result
   end
   -- Records are loaded by now. Arrival writes without looking at them, so it is not used here.
@@ -78,9 +76,6 @@ return Changes.run(function()
     else
       add(item)
     end
-  end
-  if linked then
-    Waiting.deliver_immediate()
   end
   Changes.unpark()
   for _, result in ipairs(results) do

@@ -9,18 +9,17 @@
 --             newest version
 --   place     how far the earlier calls of this claim got: {number of the queue, jobs promoted there, jobs examined}
 -- A settlement is {ref, fence, state, result, error, reason, charge, keep, redrive_after, fault, after, quarantine,
--- put_back_used, until_known, ended, events, limit, wait}. `state` finishes the job. `after` puts it back, perhaps into
--- quarantine, or parked until a worker knows the task. `wait` suspends it (parts/wait_verdicts.lua). `events` is a list of {body, name, by}; `by`: the event names an actor.
+-- put_back_used, until_known, ended, events, limit}. `state` finishes the job. `after` puts it back, perhaps into
+-- quarantine, or parked until a worker knows the task. `events` is a list of {body, name, by}; `by`: the event names an actor.
 -- Settlements that only complete jobs can come as a group: {queue, ids, fences, ended, keep, first}. The event and the
 -- result of each are arguments of the script, from place `first` on.
--- Answer: {verdicts, leases, left, next_due, place, seen[, outbox]}.
+-- Answer: {verdicts, leases, left, next_due, place, seen}.
 --   verdicts  a list, or the number of settlements if all are 'done'
 --   leases    ref, record and payload (empty if the record holds it) of each job, one after the other
 --   left      1 if claimable jobs were left
 --   next_due  microseconds until time alone makes another job claimable, or false
 --   place     where the next call continues, if there was no time for all settlements or jobs; else false
 --   seen      1 if this call's number was seen before
---   outbox    the entries of the outbox that this call has written (parts/outbox.lua), if there are any
 local owner, queues, lane = REQUEST.owner, REQUEST.queues or {}, REQUEST.lane
 
 -- The maximum length of the list of leases, which has three entries for each job.
@@ -157,7 +156,7 @@ if answered then
   return answered
 end
 
--- requires: plain_jobs, settling, transitions, changes, known_tasks, outbox
+-- requires: plain_jobs, settling, transitions, changes, known_tasks
 
 local SETTLE_COST, PUT_BACK_COST, START_COST, PROMOTE_COST, RETURN_COST = 55, 65, 55, 65, 60
 
@@ -398,8 +397,7 @@ local function hand_back()
   end
 end
 
--- Settle and claim, as far as there is time; return the answer without the outbox.
-local function work()
+return Changes.with_repairs(Transaction.run(function()
   settle_all(REQUEST.settlements)
   hand_back()
   Changes.unpark()
@@ -410,14 +408,6 @@ local function work()
   end
   local left, next_due, out_of_time = take()
   return answer(counted(), left, next_due and max(0, next_due - NOW), out_of_time)
-end
-
-return Changes.with_repairs(Transaction.run(function()
-  local answered_now = work()
-  if is_made(Outbox) then
-    answered_now[#answered_now + 1] = Outbox.written()
-  end
-  return answered_now
 end, function()
   Changes.write()
   note_claims()

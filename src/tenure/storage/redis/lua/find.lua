@@ -15,7 +15,7 @@
 local LOOKS, BYTES, MOST_AT_ONCE, SORTED = 150, 2097152, 64, 5000
 -- What it costs to search the bytes of a record, if to decode one costs 1.
 local UNDECODED = 0.25
-local STATES = { 'delayed', 'waiting', 'active', 'suspended', 'completed', 'failed', 'cancelled', 'expired' }
+local STATES = { 'delayed', 'waiting', 'active', 'completed', 'failed', 'cancelled', 'expired' }
 
 local function set_of(names)
   if not names then
@@ -424,8 +424,7 @@ local function look_by_due(queues, place)
     local source = sources[best]
     looked_to = { source.at, source.queue, source.id }
     local job = Record.get_in(source.queue, source.id)
-    -- Suspended jobs with a time are in the same index.
-    if job and job.state == 'delayed' and asked_for(job) then
+    if job and asked_for(job) then
       local entry = shown(job)
       entry[1] = looked_to
       found[#found + 1] = entry

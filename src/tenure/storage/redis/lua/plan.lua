@@ -1,5 +1,5 @@
 #!lua
--- requires: schedules, changes, waiting
+-- requires: schedules, changes
 -- plan: change schedules in the given order. A tick moves a schedule on only if its last tick is the expected one.
 --
 -- Request: a list of {kind, name, ...}: `put` with a `schedule` (parts/schedules.lua), `pause` with paused, next_tick,
@@ -24,9 +24,6 @@ return Changes.run(function()
       verdict, id = Schedules.advance(name, known, change)
     end
     results[number] = { verdict, id }
-  end
-  if is_made(Waiting) then
-    Waiting.deliver_immediate()
   end
   Changes.unpark()
   return results

@@ -1,5 +1,5 @@
 #!lua
--- requires: redriving, parking, enqueue, changes, waiting, dependents, steps
+-- requires: redriving, parking, enqueue, changes
 -- receive: store jobs that come from another storage, and calls of an outbox, if the batch has the expected number.
 --
 -- moves  HASH  for each move and queue, the number of the latest batch, the ids of the jobs and the names of the calls
@@ -8,7 +8,7 @@
 --
 -- Request: {move, queue, expected, arrivals, calls, jobs}. `jobs`: how many arrive in all. Each arrival has `fields`,
 -- those of its record by their names; and the places of further arguments: `payload`, `data`, `holder` and `ended` of
--- its last run, lists of them, `runs` and `log`, and `steps`, names and places, one after the other. A call is {name, new job} (parts/enqueue.lua).
+-- its last run, and lists of them, `runs` and `log`. A call is {name, new job} (parts/enqueue.lua).
 -- Answer: {number, ids, answers, applied}. {'\0moved', queue, to}: the jobs of the queue are moved to another storage.
 
 -- Store a job; return false if its id is known, or if another job holds its unique key.
@@ -37,15 +37,6 @@ local function arrive(queue, item)
     end
   end
   job.logged = item.log and true or nil
-  for at = 1, #(item.steps or {}), 2 do
-    call('HSET', key('steps', job.ref), item.steps[at], ARGV[item.steps[at + 1]])
-    job.stepped = true
-  end
-  local dependents = job.dependents
-  job.dependents = nil
-  for field, value in pairs(Dependents.added(job, dependents or {}) or {}) do
-    job[field] = value
-  end
   JobIndexes.add(job)
   if not TERMINAL[job.state] then
     Parking.apply_limits(job)
@@ -76,8 +67,7 @@ return Changes.run(function()
   end
   local answers = {}
   for offset, item in ipairs(REQUEST.calls) do
-    local links = item[2].wait or item[2].dependents
-    local result = links and Waiting.enqueue(item[2], offset - 1) or Enqueue.add(item[2], offset - 1)
+    local result = Enqueue.add(item[2], offset - 1)
     taken[#taken + 1] = item[1]
     if result[1] == 'throttled' or result[2] ~= item[2].id then
       answers[#answers + 1] = { item[1], unpack(result) }
@@ -87,9 +77,6 @@ return Changes.run(function()
   call('HSET', key('moves'), name, cmsgpack.pack({ number, taken, answers }))
   if #taken > 0 then
     Notifications.notify_queue(queue)
-  end
-  if is_made(Waiting) then
-    Waiting.deliver_immediate()
   end
   Changes.unpark()
   return { number, taken, answers, 1 }

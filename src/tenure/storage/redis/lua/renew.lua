@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- requires: transitions, changes, time_budget, claims, settling, identity, figures, steps
+-- requires: transitions, changes, time_budget, claims, settling, identity, figures
 -- renew: record that an owner is alive, and extend each lease that it names and still holds.
 --
 -- workers  HASH  for each worker, by its owner's id: name, host, pid, its number, when it started, the number of the
@@ -9,8 +9,7 @@
 --
 -- Request: {owner = {id, name, host, pid}, renewals, worker, events, first_event, last, lanes, seen, layout, fresh}.
 --   renewals  each with the fields of LeaseRenewal, but data and trace by their places among the arguments; a line of
---             its log is {level, message, fields, ago, number}; a step is {name, by, kind, took, body}, with the place
---             of its body. A call with steps is refused as a whole if the memory is full (script_library.py)
+--             its log is {level, message, fields, ago, number}
 --   events    each {body, ref}: the place of its body, and its job if it belongs to one; or {counted} of a delta of the figures
 --   lanes     of claims whose answers may have been lost, as in parts/claims.lua
 --   seen, layout, fresh  as in parts/identity.lua; absent if the state is not wanted
@@ -148,7 +147,7 @@ local function beat(first, last)
   local places, refs, extended = {}, {}, {}
   for number = first, last do
     local renewal = REQUEST.renewals[number]
-    if renewal.extend and not renewal.steps and not renewal.log and not renewal.progress and not renewal.data then
+    if renewal.extend and not renewal.log and not renewal.progress and not renewal.data then
       places[#places + 1], refs[#refs + 1] = number, renewal.ref
     end
   end
@@ -215,17 +214,6 @@ local function record_worker()
   end
 end
 
--- Record the steps of a run.
-local function record_steps(job, steps)
-  local wrote = false
-  for _, step in ipairs(steps) do
-    wrote = Steps.add(job, step, step.body and ARGV[step.body]) or wrote
-  end
-  if not wrote then
-    Transaction.note_repeated()
-  end
-end
-
 local lost, cancelling, orders = {}, {}, {}
 
 local function renew(number, renewal)
@@ -234,9 +222,6 @@ local function renew(number, renewal)
     if renewal.trace then
       Record.note_traced(job)
       note_trace(number, job, renewal.trace)
-    end
-    if renewal.steps then
-      record_steps(job, renewal.steps)
     end
     if renewal.extend then
       extend(job, renewal)

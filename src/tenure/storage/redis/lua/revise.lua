@@ -1,11 +1,10 @@
 #!lua flags=allow-oom
--- requires: redriving, changes, figures, waiting, outbox, inbox, transaction
+-- requires: redriving, changes, figures
 -- revise: carry out each revision if the job's state allows it.
 --
 -- Request: a list of {kind, ref, ...}, with the fields of the revision by their names.
--- Answer: {verdict[, state[, holder]]} for each. `state`: the job's state before. `holder`: the ref of the job that
--- holds the key of a job that is therefore not redriven, or that must be redriven instead.
--- constants: SIGNAL
+-- Answer: {verdict[, state[, holder]]} for each. `state`: the job's state before. `holder`: the id of the job that
+-- holds the key of a job that is therefore not redriven.
 local revise = {}
 
 function revise.cancel(job, revision)
@@ -43,17 +42,9 @@ function revise.redrive(job, revision)
   end
   local holder = Redriving.holder(job)
   if holder then
-    return 'refused', holder.ref
+    return 'refused', holder.id
   end
-  if job.wait then
-    local missing = Waiting.missing_job(job, revision.gone)
-    if missing then
-      return 'refused', missing
-    end
-    Waiting.redrive(job, revision.delay, revision.by, false)
-  else
-    Redriving.redrive(job, revision.delay, revision.by, false)
-  end
+  Redriving.redrive(job, revision.delay, revision.by, false)
   return 'done'
 end
 
@@ -67,7 +58,6 @@ function revise.delete(job, revision)
   EventLog.record_job_event(job, 'deleted', { by = revision.by, was = job.state })
   if not TERMINAL[job.state] then
     EventLog.record_if_drained(job.queue)
-    JobIndexes.note_ended(job)
   end
   return 'done'
 end
@@ -112,42 +102,11 @@ function revise.retain(job, revision)
   return 'done'
 end
 
--- Put a token into the job's inbox. `body`: the place of the content of a signal among the arguments.
-function revise.deliver(job, revision)
-  local body = revision.body and ARGV[revision.body]
-  local token = { box = revision.box, key = revision.key, outcome = revision.outcome, body = body }
-  if starts_with(revision.box, SIGNAL) and (TERMINAL[job.state] or Inbox.is_full(job, token)) then
-    return 'refused'
-  end
-  if not Waiting.deliver(job.ref, token) then
-    Transaction.note_repeated()
-  end
-  return 'done'
-end
-
--- Say how many keys a box of the job's inbox will have.
-function revise.seal(job, revision)
-  if Inbox.seal(job, revision.box, revision.total) then
-    Waiting.note_arrival(job)
-  end
-  return 'done'
-end
-
--- Add dependents to the job; if it has ended, notify them.
-function revise.subscribe(job, revision)
-  Waiting.add_dependents(job.ref, revision.dependents)
-  Waiting.deliver_immediate()
-  return 'done'
-end
-
 return Changes.run(function()
   local answers = {}
   for number, revision in ipairs(REQUEST) do
-    local job = revision.kind ~= 'advance' and Record.get(revision.ref)
-    if revision.kind == 'advance' then
-      -- The job itself may be deleted.
-      answers[number] = { Outbox.advance(revision.ref, revision.number, revision.cursor, revision.delay or 0) }
-    elseif not job or Record.is_over(job) then
+    local job = Record.get(revision.ref)
+    if not job or Record.is_over(job) then
       answers[number] = { 'gone' }
     else
       local state = job.state
@@ -158,7 +117,6 @@ return Changes.run(function()
       end
       if verdict == 'done' then
         Notifications.notify_job(job)
-        Changes.hand_over()
       end
       answers[number] = { verdict, state, holder }
     end

@@ -11,7 +11,7 @@
 -- after `faults` are the raw contents of these keys.
 -- A request {figures = {kind, task, ranges}} is answered with the cells of figures alone, as in parts/figures.lua.
 -- constants: FAULT_NEWEST, INTERNAL
-local STATES = { 'delayed', 'waiting', 'again', 'active', 'suspended', 'completed', 'failed', 'cancelled', 'expired' }
+local STATES = { 'delayed', 'waiting', 'again', 'active', 'completed', 'failed', 'cancelled', 'expired' }
 
 -- Since when the longest-waiting job of a queue has been waiting.
 local function oldest(queue)

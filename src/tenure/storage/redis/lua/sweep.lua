@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- requires: sweep_steps, suspects, reclaiming, schedules, time_budget, changes, outbox
+-- requires: sweep_steps, suspects, reclaiming, schedules, time_budget, changes
 -- sweep: elect the caller unless another owner leads, then do a bounded amount of the chores.
 --
 -- leader  HASH  owner, epoch, length and `until` of the term; swept_at: when the last sweep ended; busy_at: when any
@@ -11,7 +11,7 @@
 -- `max_skip`: how long the leader may skip the partition afterwards, if at all. `chore`, `done`: the chore to begin
 -- with, and how much of it is done already.
 -- Answer: {retry_in} if another owner leads; else {false, epoch or false, stalled, did, more, troubles, due, next_tick,
--- now, chore, done, skip, outbox}. `chore`, `done`: where the next call continues; `chore` is false at the end. `skip`: the
+-- now, chore, done, skip}. `chore`, `done`: where the next call continues; `chore` is false at the end. `skip`: the
 -- length of the skip that begins now, or 0. An entry of `stalled` is {ref, record, payload, reason, owner, silent_for}.
 -- `did`: the counts of this call, in the order of the chores.
 local LEADER = key('leader')
@@ -58,7 +58,7 @@ call('HSET', LEADER, 'busy_at', NOW)
 -- No caller waits for a sweep, and the data it reads was last used long ago: so its time budget is smaller.
 TimeBudget.spend(800)
 
-local stalled, due, next_tick, outbox = {}, {}, false, {}
+local stalled, due, next_tick = {}, {}, false
 
 -- EXAMINE_COST: the cost of reading a record. MIN_EXAMINED: with time for fewer looks than this, leave them to the next
 -- call.
@@ -120,9 +120,6 @@ local CHORES = {
   { 'schedules', LOOK_LIMIT, 0, function()
     due, next_tick = Schedules.due()
   end },
-  { 'outbox', LOOK_LIMIT, 0, function()
-    outbox = Outbox.due()
-  end },
 }
 local COUNTED = { reclaim = 1, suspect = 2, expire = 3, promote = 4, unpark = 5, redrive = 6, trim = 7, events = 8 }
 
@@ -172,7 +169,7 @@ local function longest_skip()
     return 0
   end
   local skip = REQUEST.max_skip
-  for _, index in ipairs({ 'dues', 'aging', 'redrives', 'ticks', 'outbox_due' }) do
+  for _, index in ipairs({ 'dues', 'aging', 'redrives', 'ticks' }) do
     local head = head_of(key(index))
     skip = head and min(skip, head - NOW) or skip
   end
@@ -215,5 +212,4 @@ return Changes.with_repairs({
   not ends and next_chore,
   done,
   skip,
-  outbox,
 })

@@ -8,13 +8,13 @@
 INSERT INTO tenure_job (
     queue, id, task, state, headers, tags, score, priority, boost, lifo, fair_key, weight, run_at, ttl, expires_at,
     timeout, deadline, heartbeat_timeout, keys, rates, merge_key, merge, collected, collected_bytes, lease, max_stalls,
-    start_grace, renewed, pinned, policy, created, schedule, tick, parent, payload, links
+    start_grace, renewed, pinned, policy, created, schedule, tick, parent, payload
 )
 VALUES (
     :queue, coalesce((SELECT job FROM tenure_call WHERE queue = :queue AND id = :id), :id),
     :task, :state, :headers, :tags, :score, :priority, :boost, :lifo, :fair_key, :weight, :run_at, :ttl, :expires_at,
     :timeout, :deadline, :heartbeat_timeout, :keys, :rates, :merge_key, :merge, :collected, :collected_bytes, :lease,
-    :max_stalls, :start_grace, :renewed, :pinned, :policy, :now, :schedule, :tick, :parent, :payload, :links
+    :max_stalls, :start_grace, :renewed, :pinned, :policy, :now, :schedule, :tick, :parent, :payload
 )
 ON CONFLICT (queue, id) DO NOTHING;
 
@@ -40,14 +40,14 @@ SELECT :queue,
 ON CONFLICT (queue, id) DO NOTHING;
 
 -- name: insert_similar
--- The same for several calls that also differ in their start times, keys and links. No listed merge key is held, and none
--- of the calls waits. (For calls without such differences the longer list would take a fifth more time.)
+-- The same for several calls that also differ in their start times and keys. No listed merge key is held. (For calls
+-- without such differences the longer list would take a fifth more time.)
 -- Parameters: the columns as listed, calls (a list of id, headers, score, start and length of the payload in
--- `payloads`, state, run_at, keys, merge_key, merge, links), payloads.
+-- `payloads`, state, run_at, keys, merge_key, merge), payloads.
 INSERT INTO tenure_job (
     queue, id, task, state, headers, tags, score, priority, boost, lifo, weight, run_at, ttl, expires_at, timeout,
     deadline, heartbeat_timeout, keys, rates, merge_key, merge, lease, max_stalls, start_grace, renewed, pinned, policy,
-    created, schedule, tick, parent, payload, links
+    created, schedule, tick, parent, payload
 )
 SELECT :queue,
        coalesce(
@@ -57,7 +57,7 @@ SELECT :queue,
        :task, listed.value ->> 5, listed.value ->> 1, :tags, listed.value ->> 2, :priority, :boost, :lifo, :weight,
        listed.value ->> 6, :ttl, :expires_at, :timeout, :deadline, :heartbeat_timeout, listed.value ->> 7, :rates,
        listed.value ->> 8, listed.value ->> 9, :lease, :max_stalls, :start_grace, :renewed, :pinned, :policy, :now,
-       :schedule, :tick, :parent, substr(:payloads, listed.value ->> 3, listed.value ->> 4), listed.value ->> 10
+       :schedule, :tick, :parent, substr(:payloads, listed.value ->> 3, listed.value ->> 4)
   FROM json_each(:calls) AS listed
  WHERE TRUE
 ON CONFLICT (queue, id) DO NOTHING;
@@ -98,14 +98,14 @@ SELECT EXISTS (
        );
 
 -- name: queued_holder
--- The same for jobs that are not active, and have not been suspended by a run.
+-- The same for jobs that are not active.
 SELECT seq, id, expires_at <= :now
   FROM tenure_job INDEXED BY tenure_job_merge
  WHERE queue = :queue
    AND merge_key = :name
    AND collected = 0
    AND finished IS NULL
-   AND (state IN ('delayed', 'waiting') OR (state = 'suspended' AND starts = 0))
+   AND state IN ('delayed', 'waiting')
  ORDER BY seq
  LIMIT 1;
 

@@ -3,9 +3,8 @@
 -- name: queues
 -- Returns what an exchange needs to know of several queues, one row for each: its number in the list, NULL, its
 -- settings, the front of its fair order, whether it may have a limit of its own, how many of its completed jobs are
--- under its retention rules, when the next delayed job falls due, when time alone changes the next suspended job, when
--- the first rate with parked jobs opens, whether jobs of unknown tasks are parked, the cursor before the oldest event in
--- the log, and the last cursor ever given out.
+-- under its retention rules, when the next delayed job falls due, when the first rate with parked jobs opens, whether
+-- jobs of unknown tasks are parked, the cursor before the oldest event in the log, and the last cursor ever given out.
 -- Then the tasks that have settings, up to a limit: NULL, the task, and its settings.
 -- Parameters: queues (a list), tasks (the limit).
 SELECT listed.key,
@@ -20,13 +19,6 @@ SELECT listed.key,
                 FROM tenure_job INDEXED BY tenure_job_delayed
                WHERE queue = listed.value
                  AND state = 'delayed'
-       ),
-       (
-              SELECT min(wake_at)
-                FROM tenure_job INDEXED BY tenure_job_suspended
-               WHERE queue = listed.value
-                 AND links IS NOT NULL
-                 AND state = 'suspended'
        ),
        (
               SELECT min(opens_at)
@@ -50,13 +42,13 @@ SELECT listed.key,
        coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'tenure_event'), 0)
   FROM json_each(:queues) AS listed
  UNION ALL
-SELECT NULL, name, body, NULL, 0, 0, NULL, NULL, NULL, 0, 0, 0
+SELECT NULL, name, body, NULL, 0, 0, NULL, NULL, 0, 0, 0
   FROM (SELECT name, body FROM tenure_setting WHERE kind = 'task' LIMIT :tasks);
 
 -- name: runs
 -- Returns for each listed job that exists its number in the list, and what a settlement of its run needs.
 -- `jobs`: a list of queue and id.
-SELECT listed.key, seq, state, fence, owner, cancel_at, keys, links, boost, failures, stalls, releases, score
+SELECT listed.key, seq, state, fence, owner, cancel_at, keys, boost, failures, stalls, releases, score
   FROM json_each(:jobs) AS listed
  CROSS JOIN tenure_job
     ON tenure_job.queue = listed.value ->> 0
@@ -64,8 +56,7 @@ SELECT listed.key, seq, state, fence, owner, cancel_at, keys, links, boost, fail
 
 -- name: complete
 -- Completes the given runs, each if it is the current one and only its result must be recorded: the job was not asked
--- to stop. Returns the jobs that it completed, with their seqs, their concurrency keys and links (as bytes: they may not
--- be text).
+-- to stop. Returns the jobs that it completed, with their seqs and concurrency keys (as bytes: they may not be text).
 -- Parameters: runs (a list of queue, id, fence, kept_until, start and length of the result in `results`), results,
 -- ended, owner, now.
 UPDATE tenure_job
@@ -102,7 +93,7 @@ UPDATE tenure_job
    AND tenure_job.fence = run.fence
    AND tenure_job.owner = :owner
    AND tenure_job.cancel_at IS NULL
-RETURNING queue, id, seq, CAST(keys AS BLOB), CAST(links AS BLOB);
+RETURNING queue, id, seq, CAST(keys AS BLOB);
 
 -- name: finish
 -- Ends the given runs, each if it is the current one.
@@ -294,7 +285,7 @@ SELECT json_group_array(
                      fair_key, ttl, expires_at, deadline, heartbeat_timeout, merge_key, owner, heard_at, lease_until,
                      suspect_until, run_until, progress_until, cancel_at, cancel_reason, cancel_by, started, finished,
                      kept_until, redrive_at, error, reason, fault, progress, progress_note, schedule, tick, parent,
-                     result, links
+                     result
               ) IS NULL AS plain
          FROM tenure_job INDEXED BY tenure_job_ready
         WHERE queue = :queue
@@ -490,11 +481,11 @@ UPDATE tenure_job
 DELETE FROM tenure_run WHERE seq = :seq AND number <= :number;
 
 -- name: due_queues
--- Returns for each queue with such work: when the next delayed job falls due, when time alone changes the next suspended
--- job, when the first rate with parked jobs opens, and whether jobs of unknown tasks are parked. One statement serves all queues. It ends early if no queue at
+-- Returns for each queue with such work: when the next delayed job falls due, when the first rate with parked jobs
+-- opens, and whether jobs of unknown tasks are parked. One statement serves all queues. It ends early if no queue at
 -- all has such work.
 -- `queues`: a list.
-SELECT queue, falls_due, wakes, opening, unknown
+SELECT queue, falls_due, opening, unknown
   FROM (
        SELECT listed.value AS queue,
               (
@@ -503,13 +494,6 @@ SELECT queue, falls_due, wakes, opening, unknown
                WHERE queue = listed.value
                  AND state = 'delayed'
               ) AS falls_due,
-              (
-              SELECT min(wake_at)
-                FROM tenure_job INDEXED BY tenure_job_suspended
-               WHERE queue = listed.value
-                 AND links IS NOT NULL
-                 AND state = 'suspended'
-              ) AS wakes,
               (
               SELECT min(opens_at)
                 FROM tenure_rate INDEXED BY tenure_rate_opening
@@ -526,12 +510,6 @@ SELECT queue, falls_due, wakes, opening, unknown
               ) AS unknown
          FROM json_each(:queues) AS listed
         WHERE EXISTS (SELECT 1 FROM tenure_job INDEXED BY tenure_job_delayed WHERE state = 'delayed')
-           OR EXISTS (
-                     SELECT 1
-                       FROM tenure_job INDEXED BY tenure_job_suspended
-                      WHERE links IS NOT NULL
-                        AND state = 'suspended'
-              )
            OR EXISTS (SELECT 1 FROM tenure_rate INDEXED BY tenure_rate_opening WHERE opens_at IS NOT NULL)
            OR EXISTS (
                      SELECT 1
@@ -541,7 +519,6 @@ SELECT queue, falls_due, wakes, opening, unknown
               )
  )
  WHERE falls_due IS NOT NULL
-    OR wakes IS NOT NULL
     OR opening IS NOT NULL
     OR unknown;
 
@@ -562,8 +539,8 @@ SELECT key
  LIMIT 1;
 
 -- name: queue_state
--- Returns whether a job of the queue is ready, when the next delayed job falls due, when time alone changes the next
--- suspended job, and when the first rate with parked jobs opens.
+-- Returns whether a job of the queue is ready, when the next delayed job falls due, and when the first rate with parked
+-- jobs opens.
 SELECT EXISTS (
               SELECT 1
                 FROM tenure_job INDEXED BY tenure_job_ready
@@ -572,13 +549,6 @@ SELECT EXISTS (
                  AND parked_under IS NULL
        ),
        (SELECT min(run_at) FROM tenure_job INDEXED BY tenure_job_delayed WHERE queue = :queue AND state = 'delayed'),
-       (
-              SELECT min(wake_at)
-                FROM tenure_job INDEXED BY tenure_job_suspended
-               WHERE queue = :queue
-                 AND links IS NOT NULL
-                 AND state = 'suspended'
-       ),
        (
               SELECT min(opens_at)
                 FROM tenure_rate INDEXED BY tenure_rate_opening

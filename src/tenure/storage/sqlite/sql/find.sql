@@ -128,17 +128,6 @@ SELECT seq
  ORDER BY seq DESC
  LIMIT :limit;
 
--- name: suspended
-SELECT seq
-  FROM tenure_job INDEXED BY tenure_job_suspended
- WHERE queue IN (SELECT value FROM json_each(:queues))
-   AND links IS NOT NULL
-   AND state = 'suspended'
-   AND seq < :before
--- include: conditions
- ORDER BY seq DESC
- LIMIT :limit;
-
 -- name: active
 SELECT seq
   FROM tenure_job NOT INDEXED

@@ -8,7 +8,7 @@ INSERT INTO tenure_job (
     lease, max_stalls, start_grace, renewed, pinned, policy, fence, settled_fence, starts, failures, stalls,
     releases, cancel_at, cancel_reason, cancel_by, created, started, finished, kept_until, redrive_at, redrives,
     error, reason, fault, progress, progress_note, schedule, tick, parent, payload, result, quarantined, put_back_used,
-    data, data_number, links, wake_at
+    data, data_number
 )
 VALUES (
     :queue, :id, :task, :state, :headers, :tags, :score, :priority, :boost, :lifo, :fair_key, :weight, :run_at,
@@ -16,7 +16,7 @@ VALUES (
     :collected_bytes, :lease, :max_stalls, :start_grace, :renewed, :pinned, :policy, :fence, :settled_fence,
     :starts, :failures, :stalls, :releases, :cancel_at, :cancel_reason, :cancel_by, :created, :started,
     :finished, :kept_until, :redrive_at, :redrives, :error, :reason, :fault, :progress, :progress_note, :schedule,
-    :tick, :parent, :payload, :result, :quarantined, :put_back_used, :data, :data_number, :links, :wake_at
+    :tick, :parent, :payload, :result, :quarantined, :put_back_used, :data, :data_number
 )
 ON CONFLICT (queue, id) DO NOTHING;
 

@@ -60,9 +60,7 @@ UPDATE tenure_job
        schedule = :schedule,
        tick = :tick,
        parent = :parent,
-       quarantined = :quarantined,
-       links = :links,
-       wake_at = :wake_at
+       quarantined = :quarantined
  WHERE seq = :seq;
 
 -- name: fail
@@ -76,8 +74,7 @@ UPDATE tenure_job
        lease_until = NULL,
        suspect_until = NULL,
        kept_until = NULL,
-       redrive_at = NULL,
-       wake_at = NULL
+       redrive_at = NULL
  WHERE seq = :seq;
 
 -- name: rename
@@ -142,7 +139,7 @@ UPDATE tenure_key
        SELECT json_extract(value, '$.name') AS name, count(*) AS jobs
          FROM tenure_job, json_each(iif(json_valid(keys), keys, '[]'))
         WHERE queue = :queue
-          AND state IN ('delayed', 'waiting', 'active', 'suspended')
+          AND state IN ('delayed', 'waiting', 'active')
           AND keys IS NOT NULL
         GROUP BY json_extract(value, '$.name')
  ) AS counted
@@ -157,6 +154,6 @@ DELETE FROM tenure_key
        SELECT json_extract(value, '$.name')
          FROM tenure_job, json_each(iif(json_valid(keys), keys, '[]'))
         WHERE queue = :queue
-          AND state IN ('delayed', 'waiting', 'active', 'suspended')
+          AND state IN ('delayed', 'waiting', 'active')
           AND keys IS NOT NULL
  );

@@ -99,7 +99,7 @@ SELECT queue
        SELECT 1
          FROM tenure_tally INDEXED BY sqlite_autoindex_tenure_tally_1
         WHERE tenure_tally.queue = tenure_fair_line.queue
-          AND state IN ('delayed', 'waiting', 'active', 'suspended')
+          AND state IN ('delayed', 'waiting', 'active')
           AND jobs > 0
  )
  LIMIT :limit;
@@ -183,7 +183,6 @@ SELECT seq
    AND state <> 'failed'
    AND state <> 'cancelled'
    AND state <> 'expired'
-   AND state <> 'suspended'
  ORDER BY seq
  LIMIT :limit;
 
@@ -386,22 +385,9 @@ DELETE FROM tenure_run WHERE seq IN (SELECT value FROM json_each(:seqs));
 -- `seqs`: a list.
 DELETE FROM tenure_log WHERE seq IN (SELECT value FROM json_each(:seqs));
 
--- name: delete_tokens
--- `seqs`: a list.
-DELETE FROM tenure_token WHERE seq IN (SELECT value FROM json_each(:seqs));
-
--- name: delete_boxes
--- `seqs`: a list.
-DELETE FROM tenure_inbox WHERE seq IN (SELECT value FROM json_each(:seqs));
-
--- name: delete_steps
--- `seqs`: a list.
-DELETE FROM tenure_step WHERE seq IN (SELECT value FROM json_each(:seqs));
-
 -- name: ended
--- A queue's jobs with one end state, the earliest ended first, whether each may have merged calls, whether it may have
--- rows in the tables of waits, and when it ended.
-SELECT seq, merge_key IS NOT NULL AND merge_key NOT GLOB 'unique:*', links IS NOT NULL, finished
+-- A queue's jobs with one end state, the earliest ended first, whether each may have merged calls, and when it ended.
+SELECT seq, merge_key IS NOT NULL AND merge_key NOT GLOB 'unique:*', finished
   FROM tenure_job INDEXED BY tenure_job_ended
  WHERE queue = :queue
    AND state = :state
@@ -415,7 +401,7 @@ SELECT seq, merge_key IS NOT NULL AND merge_key NOT GLOB 'unique:*', links IS NO
 -- name: longest_completed
 -- A queue's completed jobs, the earliest first. Returns none if a job ends later than now: the clock was set back, and
 -- such jobs would not come first although they are old.
-SELECT seq, merge_key IS NOT NULL AND merge_key NOT GLOB 'unique:*', links IS NOT NULL, finished
+SELECT seq, merge_key IS NOT NULL AND merge_key NOT GLOB 'unique:*', finished
   FROM tenure_job INDEXED BY tenure_job_ended
  WHERE queue = :queue
    AND state = 'completed'
@@ -436,7 +422,7 @@ SELECT seq, merge_key IS NOT NULL AND merge_key NOT GLOB 'unique:*', links IS NO
 
 -- name: ended_ahead
 -- The same for jobs that ended later than now, which is before the clock was set back.
-SELECT seq, merge_key IS NOT NULL AND merge_key NOT GLOB 'unique:*', links IS NOT NULL, finished
+SELECT seq, merge_key IS NOT NULL AND merge_key NOT GLOB 'unique:*', finished
   FROM tenure_job INDEXED BY tenure_job_ended
  WHERE queue = :queue
    AND state = :state

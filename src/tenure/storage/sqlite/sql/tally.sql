@@ -82,7 +82,7 @@ SELECT queue FROM found WHERE queue IS NOT NULL;
 SELECT coalesce(sum(jobs), 0)
   FROM tenure_tally INDEXED BY sqlite_autoindex_tenure_tally_1
  WHERE queue = :queue
-   AND state IN ('delayed', 'waiting', 'active', 'suspended');
+   AND state IN ('delayed', 'waiting', 'active');
 
 -- name: kept
 -- How many completed jobs of a queue are under its retention rules.
@@ -200,7 +200,7 @@ SELECT queue, name, sum(jobs)
        UNION ALL
        SELECT queue, json_extract(value, '$.name'), -1
          FROM tenure_job, json_each(iif(json_valid(keys), keys, '[]'))
-        WHERE state IN ('delayed', 'waiting', 'active', 'suspended')
+        WHERE state IN ('delayed', 'waiting', 'active')
  )
  GROUP BY queue, name
 HAVING sum(jobs) <> 0
@@ -215,24 +215,6 @@ SELECT queue, name, sum(jobs)
  )
  GROUP BY queue, name, id
 HAVING sum(jobs) <> 0;
-
--- name: recount_inboxes
--- The same for inboxes: a box whose numbers differ from its tokens, and tables of waits with rows of a job that is gone
--- or has no mark for them.
-SELECT seq, box, sum(failed), sum(completed)
-  FROM (
-       SELECT seq, box, failed, completed FROM tenure_inbox
-       UNION ALL
-       SELECT seq, box, -count(*) FILTER (WHERE place IS NULL), -count(place) FROM tenure_token GROUP BY seq, box
- )
- GROUP BY seq, box
-HAVING sum(failed) <> 0 OR sum(completed) <> 0
-UNION ALL
-SELECT seq, '', 0, 0
-  FROM (SELECT seq FROM tenure_inbox UNION SELECT seq FROM tenure_step) AS kept
- WHERE NOT EXISTS (SELECT 1 FROM tenure_job WHERE tenure_job.seq = kept.seq AND links IS NOT NULL)
-UNION ALL
-SELECT seq, '', 0, 0 FROM tenure_job WHERE state = 'suspended' AND links IS NULL;
 
 -- name: figures
 -- The cells of figures that queues have in one minute or hour: queue, task, and of `tasks` alone also the counts.

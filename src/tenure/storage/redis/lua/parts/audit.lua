@@ -19,7 +19,7 @@ local REST = { 'aging', 'kept' }
 
 -- The indexes of a queue, by what follows their kind.
 local OF_QUEUE = { 'ready', 'delayed', 'ages' }
-local STATES = { 'active', 'waiting', 'again', 'delayed', 'suspended', 'completed', 'failed', 'cancelled', 'expired' }
+local STATES = { 'active', 'waiting', 'again', 'delayed', 'completed', 'failed', 'cancelled', 'expired' }
 local ENDS = { 'completed', 'failed', 'cancelled', 'expired' }
 
 local function shown(index)
@@ -45,10 +45,9 @@ local function check_registers(job, found, repairs)
     end
   end
   has('queues', queue, job.made)
-  local due = JobIndexes.due_at(job)
-  if due then
-    has('dues', queue, due, function(there)
-      return there <= due
+  if job.state == 'delayed' then
+    has('dues', queue, job.run_at, function(there)
+      return there <= job.run_at
     end, 'LT')
   elseif job.parked_under then
     has('places', pair(queue, job.parked_under), 0)
@@ -72,7 +71,7 @@ end
 
 -- Note that an entry was taken out of an index: it may have been the last unfinished job of its queue.
 local function record_if_drained(index, queue)
-  for _, state in ipairs({ 'delayed', 'waiting', 'again', 'active', 'suspended' }) do
+  for _, state in ipairs({ 'delayed', 'waiting', 'again', 'active' }) do
     if index == key('in', pair(queue, state)) then
       EventLog.record_if_drained(queue)
     end
@@ -146,7 +145,7 @@ local BELONGS = {
     return job.state == 'waiting' and job.parked_under == under
   end,
   delayed = function(job)
-    return JobIndexes.due_at(job) ~= nil
+    return job.state == 'delayed'
   end,
   merge = function(job, name)
     return has_merge_name(job, name) and JobIndexes.is_open(job)
@@ -155,7 +154,7 @@ local BELONGS = {
     return has_merge_name(job, name) and not JobIndexes.is_open(job)
   end,
   queued = function(job, schedule)
-    return job.schedule == schedule and not TERMINAL[job.state] and job.state ~= 'active'
+    return job.schedule == schedule and (job.state == 'waiting' or job.state == 'delayed')
   end,
   running = function(job, schedule)
     return job.schedule == schedule and job.state == 'active'

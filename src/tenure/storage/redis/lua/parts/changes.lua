@@ -1,5 +1,5 @@
 -- requires: prelude, transaction, record_bytes, index_writes, record, event_log, job_indexes, parking, deletion
--- requires: figures, waiting
+-- requires: figures
 -- Runs the work of a script that may move jobs of all kinds.
 local Changes = {}
 
@@ -28,7 +28,6 @@ local function store_salvaged()
     })
     repaired[#repaired + 1] = { job.ref, job.task, what }
     if failed then
-      JobIndexes.note_ended(job)
       EventLog.record_job_event(job, 'failed', {
         attempt = job.failures + 1,
         reason = 'undecodable',
@@ -38,26 +37,15 @@ local function store_salvaged()
   end
 end
 
--- Notify the dependents of the jobs that have ended, if there are any. Only JobIndexes ends jobs that have some.
-function Changes.hand_over()
-  if is_made(JobIndexes) and JobIndexes.has_ended() then
-    Waiting.hand_over()
-  end
-end
-
 -- Write all deferred changes.
 function Changes.write()
   store_salvaged()
-  local went_well, trouble = pcall(Changes.hand_over)
   flush(Record)
   flush(RecordBytes)
   flush(IndexWrites)
   flush(Figures)
   if is_made(Deletion) then
     Deletion.delete_surplus()
-  end
-  if not went_well then
-    error(trouble, 0)
   end
 end
 
@@ -71,9 +59,8 @@ function Changes.run(work)
   return Changes.with_repairs(answer), rest
 end
 
--- Notify the dependents of ended jobs, and unpark jobs if keys were freed. Only JobIndexes moves jobs that hold keys, so without it there are no freed keys.
+-- Unpark jobs if keys were freed. Only JobIndexes moves jobs that hold keys, so without it there are no freed keys.
 function Changes.unpark()
-  Changes.hand_over()
   if is_made(JobIndexes) then
     Parking.unpark_freed()
   end

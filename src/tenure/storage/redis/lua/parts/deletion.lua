@@ -61,20 +61,15 @@ for marks = RecordFormat.PLAIN + RecordFormat.RAN, 255, 2 do
   end
 end
 
--- Append to `words` all keys that a job may have, and return the job. Return nil for a job that may have merged calls or
--- has many dependents, or whose record is unexpected: it must be deleted by itself.
+-- Append to `words` all keys that a job may have, and return the job. Return nil for a job that may have merged calls, or
+-- whose record is unexpected: it must be deleted by itself.
 local function put_keys(words, ref, body, state)
   local readable, job = pcall(RecordCodec.decode, body or '')
-  if not readable or string.byte(body, 2) ~= state or job.more or job.merge and job.merge.type ~= 'unique' then
+  if not readable or string.byte(body, 2) ~= state or job.merge and job.merge.type ~= 'unique' then
     return nil
   end
   for _, kind in ipairs({ 'job', 'load', 'result', 'runs', 'log', 'data' }) do
     words[#words + 1] = key(kind, ref)
-  end
-  if job.boxed or job.stepped then
-    for _, kind in ipairs(RecordFormat.KEYS_OF_WAITING) do
-      words[#words + 1] = key(kind, ref)
-    end
   end
   return job
 end

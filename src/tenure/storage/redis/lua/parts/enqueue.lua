@@ -1,5 +1,4 @@
 -- requires: prelude, record, notifications, event_log, sequence, fair_queue, job_indexes, audit, parking, expiry
--- requires: dependents
 -- Enqueues a call: as a new job, or merged into an existing one. storage/memory/enqueue.py has the same rules, with
 -- reasons.
 --
@@ -109,7 +108,7 @@ function Enqueue.merge_target(queue, merge)
 end
 
 -- The id of the job that answers for a call.
-function Enqueue.answers_for(queue, id)
+local function answers_for(queue, id)
   return Sequence.has_merged_calls(queue) and call('HGET', key('answers', queue), id) or id
 end
 
@@ -128,7 +127,7 @@ local function new_record(new_job, id, run_at, offset)
   return Record.new(pair(new_job.queue, id), {
     made = Sequence.next(),
     task = new_job.task,
-    state = new_job.wait and 'suspended' or run_at > NOW and 'delayed' or 'waiting',
+    state = run_at > NOW and 'delayed' or 'waiting',
     headers = new_job.headers,
     policy = new_job.policy,
     parent = new_job.parent,
@@ -142,8 +141,7 @@ local function new_record(new_job, id, run_at, offset)
     weight = new_job.weight,
     run_at = run_at,
     ttl = new_job.ttl,
-    -- The time to live of a job that waits for others counts from the end of its wait.
-    expires_at = new_job.ttl and not new_job.wait and NOW + new_job.ttl or nil,
+    expires_at = new_job.ttl and NOW + new_job.ttl,
     timeout = new_job.timeout,
     deadline = new_job.deadline,
     heartbeat_timeout = new_job.heartbeat_timeout,
@@ -162,11 +160,6 @@ local function new_record(new_job, id, run_at, offset)
     back = Sequence.clock_is_back(),
     schedule = new_job.schedule,
     tick = new_job.tick,
-    wait = new_job.wait,
-    dependents = new_job.dependents,
-    kind = new_job.kind,
-    flow = new_job.flow,
-    plan = new_job.plan,
   })
 end
 
@@ -181,7 +174,7 @@ local function put(job, payload, offset)
   Notifications.notify_queue(job.queue)
 end
 
--- Replace the call of a waiting job by a later call (debounce); the job keeps its id, dependents and tokens.
+-- Replace the call of a waiting job by a later call (debounce); the job keeps its id.
 local function replace_call(new_job, old, offset)
   answer_for(new_job, old)
   local job = new_record(new_job, old.id, due_at(new_job.merge, old.created, 1, 0), offset)
@@ -189,12 +182,6 @@ local function replace_call(new_job, old, offset)
   job.back = job.back or job.created < NOW or nil
   job.fence = old.fence > 0 and old.fence or nil
   job.settled_fence = old.settled_fence > 0 and old.settled_fence or nil
-  job.more, job.boxed = old.more, old.boxed
-  for field, value in pairs(Dependents.added(job, old.dependents or {}) or {}) do
-    job[field] = value
-  end
-  -- The new record has these keys now.
-  old.more, old.boxed = nil, nil
   -- This keeps the merged calls, so that the job still answers for them.
   JobIndexes.drop(old)
   put(job, ARGV[new_job.payload], offset)
@@ -316,7 +303,7 @@ end
 
 -- Enqueue a call once; return the result: {action, id, retry_in}.
 function Enqueue.add(new_job, offset)
-  local known = Record.get_in(new_job.queue, Enqueue.answers_for(new_job.queue, new_job.id))
+  local known = Record.get_in(new_job.queue, answers_for(new_job.queue, new_job.id))
   local fence, settled_fence
   if known then
     if not Record.is_over(known) then

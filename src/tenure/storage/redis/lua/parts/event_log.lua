@@ -84,7 +84,7 @@ end
 function EventLog.record_if_drained(queue)
   if Settings.records(queue, 'queue_drained') then
     IndexWrites.flush()
-    for _, state in ipairs({ 'delayed', 'waiting', 'again', 'active', 'suspended' }) do
+    for _, state in ipairs({ 'delayed', 'waiting', 'again', 'active' }) do
       if call('EXISTS', key('in', pair(queue, state))) == 1 then
         return
       end

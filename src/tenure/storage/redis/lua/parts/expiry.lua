@@ -49,9 +49,6 @@ function Expiry.expire(job)
     })
   end
   EventLog.record_job_event(job, 'expired', event)
-  if job.on_expire == 'discard' then
-    JobIndexes.note_ended(job)
-  end
   Figures.count_end(job, 'expired')
   EventLog.record_if_drained(job.queue)
   Notifications.notify_job(job)

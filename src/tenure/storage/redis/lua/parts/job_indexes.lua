@@ -1,4 +1,4 @@
--- requires: prelude, record_codec, record, index_writes, fair_queue, skips, rates, faults, outbox
+-- requires: prelude, record_codec, record, index_writes, fair_queue, skips, rates, faults
 -- The job indexes: each job is in exactly the indexes that follow from its state.
 -- Outside the fast path and the audit, only `add`, `move` and `drop` change them.
 --
@@ -12,9 +12,9 @@
 -- parked:<queue>.<name>   the jobs that are held back by a key, a rate, or a paused or unknown task, by score
 -- places                  where jobs are parked: queue and name, all at 0
 -- opening:<queue>         the rates under which jobs are parked, by when each lets one start
--- delayed:<queue>         the delayed jobs, by when they are due; the suspended jobs that time alone changes, by when
+-- delayed:<queue>         the delayed jobs, by when they are due
 -- unknown:<queue>         the unknown tasks under which jobs are parked (parts/known_tasks.lua)
--- dues                    for each queue, an instant before which none of the jobs in `delayed` is due
+-- dues                    for each queue, an instant before which none of its delayed jobs is due
 -- leases, suspects        refs of active jobs, by the end of the lease; by the end of the suspicion
 -- held:<owner>            refs of an owner's active jobs, by their start
 -- aging, kept, redrives   refs, by when a job is too old to start; too old to be kept; to be redriven by its rule
@@ -30,13 +30,6 @@
 local JobIndexes = {}
 
 local freed, freed_order = {}, {}
-
--- The ended jobs whose dependents are yet to be notified: {job, ref, completed, dependents, more, number}, as for
--- `Outbox.write`.
-local ended = {}
-
--- For each deleted job that has many dependents, the number of the entry of the outbox that has them now.
-local taken_over_by = {}
 
 -- The names of the indexes of states, cached.
 local standing_in = {}
@@ -80,18 +73,7 @@ end
 
 -- Return true if a later call may still be merged into an unfinished job: then it is in `merge`, else in `busy`.
 function JobIndexes.is_open(job)
-  if job.state == 'suspended' and job.starts > 0 then
-    return false
-  end
   return job.state ~= 'active' and (job.merge.type == 'unique' or job.starts == 0)
-end
-
--- Return when time alone changes a delayed or suspended job; nil for any other job.
-function JobIndexes.due_at(job)
-  if job.state == 'delayed' then
-    return job.run_at
-  end
-  return job.state == 'suspended' and job.wake_at or nil
 end
 
 -- The indexes of an unfinished job in addition to those of its state: by merge key, schedule, and time to live.
@@ -126,10 +108,6 @@ local function stand_in_all(job, stand)
     end
   elseif state == 'delayed' then
     stand(key('delayed', queue), job.run_at, id)
-  elseif state == 'suspended' then
-    if job.wake_at then
-      stand(key('delayed', queue), job.wake_at, id)
-    end
   elseif state == 'active' then
     stand(key('held', job.owner), job.started, job.ref, true)
     if job.suspect_until then
@@ -239,9 +217,8 @@ local function go(job)
   if job.fault then
     Faults.add(job)
   end
-  local due = JobIndexes.due_at(job)
-  if due then
-    call('ZADD', key('dues'), 'LT', due, job.queue)
+  if job.state == 'delayed' then
+    call('ZADD', key('dues'), 'LT', job.run_at, job.queue)
   elseif job.parked_under then
     call('ZADD', key('places'), 0, pair(job.queue, job.parked_under))
     if starts_with(job.parked_under, UNKNOWN) then
@@ -343,9 +320,6 @@ function JobIndexes.move(job, changes)
   end
   if was_unfinished ~= unfinished(job) then
     name_keys(job, was_unfinished and -1 or 1)
-    if was_unfinished then
-      JobIndexes.note_ended(job)
-    end
   end
   if was_parked then
     clear(job.queue, was_parked)
@@ -374,34 +348,7 @@ function JobIndexes.drop(job)
     Faults.remove(job.queue, job.fault, {})
   end
   note_freed(job, job.state == 'active', in_line(job))
-  if job.more then
-    taken_over_by[job] = Outbox.take_over(job)
-  end
   Record.delete(job)
-end
-
--- Note that a job has ended: then the jobs that wait for it must be notified.
-function JobIndexes.note_ended(job)
-  if job.dependents then
-    ended[#ended + 1] = {
-      job = job,
-      ref = job.ref,
-      completed = job.state == 'completed',
-      dependents = job.dependents,
-      more = job.more,
-      number = taken_over_by[job],
-    }
-  end
-end
-
--- Return true if there are ended jobs whose dependents are yet to be notified.
-function JobIndexes.has_ended()
-  return #ended > 0
-end
-
--- Return the next of them; nil without one.
-function JobIndexes.next_ended()
-  return table.remove(ended, 1)
 end
 
 -- Return a key or rate that was freed since the last call, and how often; nil without one.

@@ -166,7 +166,7 @@ Record.unreadable = {}
 -- Return the number of a job from the listings of its queue, or 1, which is the lowest that listings show.
 local function number_of(ref)
   local queue, id = parts_of(ref)
-  for _, state in ipairs({ 'waiting', 'again', 'active', 'delayed', 'suspended', 'completed', 'failed', 'cancelled', 'expired' }) do
+  for _, state in ipairs({ 'waiting', 'again', 'active', 'delayed', 'completed', 'failed', 'cancelled', 'expired' }) do
     local made = tonumber(call('ZSCORE', key('in', pair(queue, state)), id) or '')
     if made and made >= 1 then
       return made
@@ -244,11 +244,6 @@ function Record.delete(job)
   -- Write deferred changes first; otherwise an earlier change would write the record again after this.
   RecordBytes.flush()
   call('UNLINK', key('job', ref), key('load', ref), key('result', ref), key('runs', ref), key('log', ref), key('data', ref))
-  if job.boxed or job.stepped then
-    for _, kind in ipairs(RecordFormat.KEYS_OF_WAITING) do
-      call('UNLINK', key(kind, ref))
-    end
-  end
 end
 
 -- The encoded record of a job, for an answer; if it was changed, it is also passed on to be written.

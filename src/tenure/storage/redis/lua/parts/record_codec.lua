@@ -2,7 +2,7 @@
 -- Decodes and encodes records (parts/record_format.lua).
 local RecordCodec = {}
 
-local STATES = { 'delayed', 'waiting', 'active', 'completed', 'failed', 'cancelled', 'expired', 'suspended' }
+local STATES = { 'delayed', 'waiting', 'active', 'completed', 'failed', 'cancelled', 'expired' }
 local NUMBER_OF = {}
 for number, state in ipairs(STATES) do
   NUMBER_OF[state] = number
@@ -101,18 +101,6 @@ local function rare_kinds_made()
     progress_note = 'string',
     data_number = 'number',
     logged = 'boolean',
-    wait = 'string',
-    timeless = 'boolean',
-    dependents = 'names',
-    more = 'number',
-    kind = 'string',
-    flow = 'string',
-    plan = 'string',
-    wake_at = 'number',
-    entry = 'number',
-    boxed = 'boolean',
-    bits = 'string',
-    stepped = 'boolean',
   }
 end
 
@@ -224,9 +212,6 @@ end
 local function is_complete(job)
   if job.state == 'active' then
     return type(job.owner) == 'string' and job.holder and job.heard_at and job.lease_until and job.started
-  end
-  if job.state == 'suspended' then
-    return job.wait
   end
   return job.state and (not TERMINAL[job.state] or job.finished)
 end
@@ -447,7 +432,7 @@ function RecordCodec.salvage(body)
   end
   if failed then
     job.state, job.reason, job.finished = 'failed', 'undecodable', NOW
-    job.owner, job.suspect_until, job.parked_under, job.redrive_at, job.wake_at = nil, nil, nil, nil, nil
+    job.owner, job.suspect_until, job.parked_under, job.redrive_at = nil, nil, nil, nil
   end
   local what = table.concat(bad, '; ')
   if job.state ~= 'completed' then

@@ -30,8 +30,5 @@ RecordFormat.RESULT, RecordFormat.PAYLOAD_APART, RecordFormat.RESULT_APART = 32,
 -- more.
 RecordFormat.INLINE_PAYLOAD, RecordFormat.INLINE_RESULT = 512, 128
 
--- The further keys of a job that has an inbox or steps (`boxed`, `stepped`).
-RecordFormat.KEYS_OF_WAITING = { 'inbox', 'inbox_arrived', 'inbox_completed', 'inbox_failed', 'steps' }
-
 -- The numbers of the states that plain jobs can have; RecordCodec has all states.
 RecordFormat.WAITING, RecordFormat.ACTIVE, RecordFormat.COMPLETED = 2, 3, 4

@@ -1,4 +1,4 @@
--- requires: prelude, record_codec, notifications, event_log, fair_queue, job_indexes, enqueue, steps
+-- requires: prelude, record_codec, notifications, event_log, fair_queue, job_indexes, enqueue
 -- Redrives finished jobs, by an operator's request or by the job's rule. core/transition.py has the same rules.
 local Redriving = {}
 
@@ -11,10 +11,13 @@ function Redriving.holder(job)
   return nil
 end
 
--- The changes that give a finished job new budgets and a new time to live, which counts from `run_at`.
-function Redriving.renewed(job, run_at, by_rule)
-  return {
+-- Put a finished job back into its queue, with new budgets and a new time to live; its fence and starts keep rising.
+function Redriving.redrive(job, delay, by, by_rule)
+  local was, run_at = job.state, NOW + delay
+  JobIndexes.move(job, {
+    state = delay > 0 and 'delayed' or 'waiting',
     run_at = run_at,
+    score = delay > 0 and FairQueue.score_at(run_at, job.boost, job.lifo) or FairQueue.score(job, run_at),
     expires_at = job.ttl and run_at + job.ttl or NONE,
     failures = NONE,
     stalls = NONE,
@@ -33,19 +36,7 @@ function Redriving.renewed(job, run_at, by_rule)
     fault = NONE,
     progress = NONE,
     progress_note = NONE,
-  }
-end
-
--- Put a finished job back into its queue, with new budgets and a new time to live; its fence and starts keep rising.
-function Redriving.redrive(job, delay, by, by_rule)
-  if job.stepped then
-    Steps.forget_failures(job)
-  end
-  local was, run_at = job.state, NOW + delay
-  local changes = Redriving.renewed(job, run_at, by_rule)
-  changes.state = delay > 0 and 'delayed' or 'waiting'
-  changes.score = delay > 0 and FairQueue.score_at(run_at, job.boost, job.lifo) or FairQueue.score(job, run_at)
-  JobIndexes.move(job, changes)
+  })
   EventLog.record_job_event(job, 'redriven', { by = by, was = was })
   Notifications.notify_queue(job.queue)
   Notifications.notify_job(job)

@@ -1,4 +1,4 @@
--- requires: prelude, event_log, skips, audit, enqueue, settings, waiting
+-- requires: prelude, event_log, skips, audit, enqueue, settings
 -- Schedules: put, pause, remove, and move on tick by tick, each tick once. core/schedule.py has the same rules with
 -- reasons.
 --
@@ -112,8 +112,7 @@ local function fire(name, known, job, place)
   if not may_fire(name, known.overlap) then
     return nil, 'overlap'
   end
-  local links = job.wait or job.dependents
-  local made = links and Waiting.enqueue(job, place) or Enqueue.add(job, place)
+  local made = Enqueue.add(job, place)
   if made[1] == 'throttled' or made[1] == 'duplicate' then
     return nil, made[1]
   end

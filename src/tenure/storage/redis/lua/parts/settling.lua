@@ -1,5 +1,5 @@
 -- requires: prelude, transaction, record_codec, record, notifications, event_log, fair_queue, job_indexes
--- requires: transitions, deletion, rates, limits, known_tasks, waiting
+-- requires: transitions, deletion, rates, limits, known_tasks
 -- Settles runs of all kinds of jobs; parts/fast_path.lua has the fast path for plain ones.
 --
 -- Settlements have the form that exchange.lua describes.
@@ -10,12 +10,12 @@ local Settling = {}
 -- It stands here, too, because the request may arrive after the worker has decided, so only this step knows both. A
 -- worker could send each settlement in both forms instead, but that would double every request for a rare case.
 local function when_cancelling(settlement, job)
-  if settlement.after or settlement.wait then
+  if settlement.after then
     local event = { event = 'cancelled', queue = job.queue, id = job.id, task = job.task, run = job.starts }
     event.was, event.reason, event.by = 'active', job.cancel_reason, job.cancel_by
     settlement.events = { { made = cmsgpack.pack(event) } }
     settlement.state, settlement.reason = 'cancelled', job.cancel_reason
-    settlement.after, settlement.wait, settlement.error, settlement.charge = nil, nil, nil, nil
+    settlement.after, settlement.error, settlement.charge = nil, nil, nil
     return
   end
   settlement.redrive_after = nil
@@ -55,10 +55,7 @@ local function apply(job, settlement)
   if settlement.charge then
     changes[settlement.charge] = job[settlement.charge] + 1
   end
-  if settlement.wait then
-    changes.state, changes.wait, changes.timeless = 'suspended', settlement.wait, NONE
-    changes.expires_at = NONE
-  elseif not settlement.after then
+  if not settlement.after then
     changes.state = settlement.state
     changes.finished = NOW
     changes.error = settlement.error or NONE
@@ -117,12 +114,6 @@ function Settling.settle(settlement, owner)
   end
   for _, event in ipairs(settlement.events) do
     EventLog.append(event.made or ARGV[event.body], job.ref, event.over)
-  end
-  if job.state == 'suspended' then
-    Waiting.judge(job)
-  end
-  if JobIndexes.has_ended() then
-    Waiting.hand_over()
   end
   EventLog.record_if_drained(job.queue)
   return 'done'

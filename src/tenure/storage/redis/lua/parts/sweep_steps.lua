@@ -1,5 +1,5 @@
 -- requires: prelude, settings, notifications, fair_queue, rates, job_indexes, audit, parking, expiry, transitions
--- requires: redriving, deletion, time_budget, record, waiting
+-- requires: redriving, deletion, time_budget, record
 -- The chores of a sweep that follow the reclaim. Each is bounded, and returns how many items it did.
 local SweepSteps = {}
 
@@ -28,9 +28,6 @@ function SweepSteps.expire(limit)
     if job then
       local answers_for = job.on_expire == 'discard' and Expiry.count_calls(job) or 1
       Expiry.expire(job)
-      if JobIndexes.has_ended() then
-        Waiting.hand_over()
-      end
       expired = expired + answers_for
     end
   end
@@ -170,8 +167,6 @@ function SweepSteps.redrive(limit)
     if job and Redriving.holder(job) then
       -- A later job with the same key is unfinished, so do not redrive this one.
       JobIndexes.move(job, { redrive_at = NONE })
-    elseif job and job.wait then
-      Waiting.redrive(job, 0, 'rule', true)
     elseif job then
       Redriving.redrive(job, 0, 'rule', true)
     end
@@ -304,7 +299,7 @@ function SweepSteps.trim_fair_queues(limit)
     local function has(state)
       return call('EXISTS', key('in', pair(name, state))) == 1
     end
-    if #lanes > 0 and not (has('delayed') or has('waiting') or has('again') or has('active') or has('suspended')) then
+    if #lanes > 0 and not (has('delayed') or has('waiting') or has('again') or has('active')) then
       FairQueue.reset(name)
       lanes = {}
     end
@@ -338,7 +333,6 @@ function SweepSteps.remove_queues()
       jobs('waiting'),
       jobs('again'),
       jobs('active'),
-      jobs('suspended'),
       jobs('completed'),
       jobs('failed'),
       jobs('cancelled'),

@@ -1,38 +1,24 @@
 -- requires: prelude, record_codec, record, settings, event_log, fair_queue, lease, rates, job_indexes, audit, expiry
--- requires: waiting
 -- Promotes delayed jobs and starts waiting ones. storage/memory/model.py has the same rules.
 local Transitions = {}
 
--- Make a delayed job waiting, or expire it if it is too old by now. Judge a suspended job whose time has come.
+-- Make a delayed job waiting, or expire it if it is too old by now.
 function Transitions.promote(job)
-  if job.state == 'suspended' then
-    Waiting.judge(job)
-  elseif Record.is_expired(job) then
+  if Record.is_expired(job) then
     Expiry.expire(job)
   else
     JobIndexes.move(job, { state = 'waiting', score = FairQueue.score(job, FairQueue.enqueue_time(job)) })
   end
 end
 
--- Return true if time alone still changes a job, which the end of an earlier one may have changed.
-local function is_still_due(queue, id)
-  local job = Record.get_in(queue, id)
-  return job and (JobIndexes.due_at(job) or math.huge) <= NOW
-end
-
--- Promote the due delayed jobs of a queue, and judge its suspended jobs whose time has come; return how many were
--- examined.
+-- Promote the due delayed jobs of a queue; return how many were examined.
 function Transitions.promote_due(queue, limit)
   local delayed = key('delayed', queue)
-  local due, handed_over = up_to(delayed, NOW, limit), false
+  local due = up_to(delayed, NOW, limit)
   for _, id in ipairs(due) do
-    local job = (not handed_over or is_still_due(queue, id)) and Audit.checked_in('delayed', queue, id)
+    local job = Audit.checked_in('delayed', queue, id)
     if job then
       Transitions.promote(job)
-      if JobIndexes.has_ended() then
-        Waiting.hand_over()
-        handed_over = true
-      end
     end
   end
   return #due
