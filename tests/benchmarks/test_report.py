@@ -122,7 +122,7 @@ class TestPage:
     def test_a_page_shows_versions_settings_spread_and_failures(self) -> None:
         run = found(entry("tenure", versions={"tenure": "1.0"}), entry("saq"), tenure=1_000, saq=100)
         run.results.samples.append(Sample("saq", "enqueue_one", 1, 1.0, failed="it fell over"))
-        text = page(run, None, [("a plot", "a.svg")])
+        text = page(run, None, [("a plot", "plots/a.svg")])
 
         assert "tenure 1.0" in text
         assert "a setting: its reason" in text
